@@ -1,0 +1,1 @@
+"""What a bundle is on disk: manifest, files, hashes, tensors, batch trees, random states."""

@@ -1,0 +1,148 @@
+"""A bundle as text for people: its line in a table, and the page that ``nancapture show`` prints. Reads no tensor."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from pytest_nancapture.bundle.manifest import BATCH, Fault
+from pytest_nancapture.bundle.outline import inline, outline, tensor_shapes
+from pytest_nancapture.bundle.text import human_size, printable, some
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from pytest_nancapture.bundle.bundle import Bundle
+
+Row = tuple[str, str]
+
+
+def headline(fault: Fault) -> str:
+    """What went wrong, in a few words: ``nan in loss, gradients``."""
+    return printable(f"{fault.kind} in {', '.join(fault.found_in) or 'nothing named'}")
+
+
+def reproduced(fault: Fault) -> str:
+    """How often the fault came back when the step was rerun: ``1 of 1``."""
+    return f"{fault.reproduced.runs} of {fault.reproduced.of}"
+
+
+def device(bundle: Bundle) -> str:
+    """The device captured on, such as ``cuda:0``."""
+    return str(bundle.manifest.environment.get("device", "cpu"))
+
+
+def table(bundles: Mapping[str, Bundle]) -> list[str]:
+    """A line of headings and one for each bundle, by the name to show it under; empty where there is none."""
+    rows = [("bundle", "step", "fault", "batch", "reproduced", "size", "device")]
+    for name, bundle in bundles.items():
+        fault = bundle.fault
+        what = headline(fault) + (" (known)" if bundle.known else "")
+        numbers = (str(fault.global_step), what, str(fault.batch_idx), reproduced(fault), human_size(bundle.size))
+        rows.append((name, *numbers, printable(device(bundle))))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["   ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return lines if bundles else []
+
+
+def page(bundle: Bundle) -> str:
+    """Everything a person may want to know about a bundle.
+
+    Raises:
+        BundleDamagedError: the batch file is not a safetensors file.
+    """
+    manifest = bundle.manifest
+    optimizers = manifest.optimizer.states if manifest.optimizer else ()
+    sections: dict[str, Iterable[Row]] = {
+        "fault": _fault_rows(bundle),
+        "culprit": _rows(manifest.fault.culprit or {}),
+        "module": _module_rows(bundle),
+        "batch": _batch_rows(bundle),
+        "trainer": _rows(dataclasses.asdict(manifest.trainer)),
+        "numerics": _rows(manifest.numerics),
+        "optimizer": [("states", str(len(optimizers)))] if optimizers else [],
+        "code": _rows(dataclasses.asdict(manifest.code)),
+        "environment": _rows(manifest.environment),
+        "files": [
+            (name, f"{human_size(record.bytes):>7}   sha256 {record.sha256:.12}")
+            for name, record in sorted(manifest.files.items())
+        ],
+    }
+    lines = [printable(f"{bundle.name}   {headline(manifest.fault)}   {human_size(bundle.size)}")]
+    for name, rows in sections.items():
+        lines += _section(name, list(rows))
+    return "\n".join(lines)
+
+
+def _section(name: str, rows: list[Row]) -> Iterator[str]:
+    if rows:
+        yield f"\n{name}"
+        width = max(len(key) for key, _ in rows)
+        yield from (printable(f"  {key:{width}}  {value}".rstrip()) for key, value in rows)
+
+
+def _rows(values: dict[str, Any]) -> Iterator[Row]:
+    for key, value in values.items():
+        if value is not None and value != "":
+            yield key.replace("_", " "), _value(value)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_value(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_value, value))
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def _fault_rows(bundle: Bundle) -> Iterator[Row]:
+    fault, gradients = bundle.fault, bundle.fault.gradients
+    yield "what", headline(fault)
+    yield "where", f"step {fault.global_step}, epoch {fault.epoch}, micro-batch {fault.batch_idx} of the epoch"
+    yield "loss", some([loss or "none" for loss in fault.losses], 8) or "none recorded"
+    named = f": {some(gradients.nonfinite)}" if gradients.nonfinite else ""
+    yield "gradients", f"{len(gradients.nonfinite)} of {gradients.total} not finite{named}"
+    if gradients.total > len(gradients.nonzero):
+        yield "", f"{gradients.total - len(gradients.nonzero)} of {gradients.total} all zero"
+    for key, names in (("buffers", fault.buffers), ("weights", fault.weights)):
+        if names:
+            yield key, f"{len(names)} not finite: {some(names)}"
+    never = "" if fault.reproduced.runs else ": not shown to come back, so a test of it proves nothing yet"
+    yield "reproduced", f"{reproduced(fault)} reruns at capture{never}"
+    if bundle.known:
+        yield "pinned", "as a known, open fault: pytest expects it to fail"
+
+
+def _module_rows(bundle: Bundle) -> Iterator[Row]:
+    record = bundle.manifest.module
+    for key, target, file in (
+        ("target", record.target, record.file),
+        ("factory", record.factory, record.factory_file),
+    ):
+        if target:
+            yield key, target + (f"   in {file}" if file else "")
+    for key, value in record.arguments.items():
+        yield f"argument {key}", inline(value)
+    for reason in record.unwritten:
+        yield "not written", reason
+    for path, attributes in record.attributes.items():
+        for key, value in attributes.items():
+            yield f"attribute {path}{'.' if path else ''}{key}", inline(value)
+    for key, names in (
+        ("in eval mode", record.eval_mode),
+        ("frozen", record.frozen),
+        ("compiled", record.compiled),
+        ("changed early", record.changed_before_copy),
+    ):
+        if names:
+            yield key, f"{len(names)}: {some([name or 'the module itself' for name in names])}"
+
+
+def _batch_rows(bundle: Bundle) -> Iterator[Row]:
+    record = bundle.manifest.batch
+    shapes = tensor_shapes(bundle.path, BATCH, record.layouts)
+    for micro in record.window:
+        guilty = len(record.window) > 1 and micro.batch_idx == bundle.fault.batch_idx
+        for depth, label, text in outline(micro.tree, shapes):
+            key = "  " * depth + label if depth else f"micro-batch {micro.batch_idx}"
+            yield key, text + ("   <- the guilty one" if guilty and not depth else "")

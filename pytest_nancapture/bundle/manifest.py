@@ -1,0 +1,321 @@
+"""``bundle.json``: its sections as frozen dataclasses, read strictly and written so that two of them can be diffed."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from pytest_nancapture.bundle.schema import SchemaError, read
+from pytest_nancapture.errors import BundleDamagedError, BundleNotFoundError, BundleVersionError
+
+FORMAT = "nancapture-bundle"
+VERSION = 1
+MANIFEST_NAME = "bundle.json"
+MANIFEST_LIMIT = 256 * 2**20
+"""Bytes; a larger ``bundle.json`` is none of ours."""
+
+WEIGHTS, BATCH, RNG, OPTIMIZER = (f"{name}.safetensors" for name in ("weights", "batch", "rng", "optimizer"))
+REQUIRED_FILES = (WEIGHTS, BATCH, RNG)
+ALLOWED_FILES = (*REQUIRED_FILES, OPTIMIZER)
+
+Layouts = dict[str, dict[str, Any]]
+"""Of tensors that safetensors cannot hold as they are: name -> how to make them from what is in the file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduced:
+    """How often the fault came back (`runs`) when the step was rerun in place `of` times."""
+
+    runs: int = 0
+    of: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gradients:
+    """What the gradients looked like at capture.
+
+    Attributes:
+        total: number of parameters that had a gradient.
+        nonfinite: those whose gradient held NaN or Inf.
+        nonzero: those whose gradient was not all zero (a non-finite one counts).
+    """
+
+    total: int = 0
+    nonfinite: tuple[str, ...] = ()
+    nonzero: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What went wrong, where it was seen, and in which micro-batch.
+
+    Attributes:
+        kind: ``nan`` where any value was NaN, else ``inf``.
+        found_in: of ``loss``, ``gradients``, ``buffers``, ``weights``.
+        global_step: the optimizer step, counted from 0, as user code reads it.
+        batch_idx: of the guilty micro-batch.
+        losses: one per micro-batch, as text (JSON has no NaN); empty text where a micro-batch had none.
+        buffers: names of buffers that the step left non-finite.
+        weights: names of parameters and buffers that were non-finite before the step began or, with
+            ``optimizer_history``, after its update.
+    """
+
+    kind: Literal["nan", "inf"]
+    found_in: tuple[str, ...]
+    global_step: int
+    epoch: int
+    batch_idx: int
+    reproduced: Reproduced = Reproduced()
+    culprit: dict[str, Any] | None = None
+    losses: tuple[str, ...] = ()
+    gradients: Gradients = Gradients()
+    buffers: tuple[str, ...] = ()
+    weights: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleRecord:
+    """How to rebuild the module, and the state it was in besides its tensors.
+
+    Attributes:
+        target: ``package.module:Class``.
+        file: its source file relative to the repository; None for installed code.
+        factory: ``package.module:function`` that returns the module, called without arguments.
+        arguments: of the constructor, encoded as in a batch tree.
+        unwritten: arguments that could not be written, each with the reason.
+        eval_mode: submodules that were in eval mode.
+        frozen: parameters that did not require a gradient.
+        attributes: submodule path -> plain attributes that changed since fit began, encoded.
+        compiled: submodules that were compiled with ``torch.compile``.
+        changed_before_copy: names of weights that the step had already changed when they were copied.
+    """
+
+    target: str
+    file: str | None = None
+    factory: str | None = None
+    factory_file: str | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
+    unwritten: tuple[str, ...] = ()
+    eval_mode: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
+    attributes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    compiled: tuple[str, ...] = ()
+    changed_before_copy: tuple[str, ...] = ()
+    layouts: Layouts = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerRecord:
+    """The Trainer's settings and counters at the instant.
+
+    Attributes:
+        framework: the package the Trainer came from, ``lightning.pytorch`` or ``pytorch_lightning``.
+        num_training_batches: micro-batches an epoch; None where the loader did not say.
+        total_batch_idx: micro-batches since fit began, at the first of the window.
+        last_batch: whether the window's last micro-batch was the epoch's last.
+        guilty_step: which of the window's optimizer steps went wrong, counted from 0; manual optimisation may make several.
+        logger: whether there was one.
+    """
+
+    framework: str
+    precision: str
+    accumulate_grad_batches: int
+    automatic_optimization: bool
+    global_step: int
+    epoch: int
+    total_batch_idx: int
+    num_training_batches: int | None
+    last_batch: bool
+    guilty_step: int = 0
+    max_epochs: int | None
+    max_steps: int
+    gradient_clip_val: float | None
+    gradient_clip_algorithm: str | None
+    logger: bool
+    strategy: str
+    world_size: int
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """One micro-batch: its index in the epoch and its tree, tensors by name."""
+
+    batch_idx: int
+    tree: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchRecord:
+    """The window's micro-batches, in order."""
+
+    window: tuple[MicroBatch, ...]
+    layouts: Layouts = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RngRecord:
+    """Random states, one entry per micro-batch of the window."""
+
+    instants: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerRecord:
+    """Optimizer state before the update, one tree per optimizer, as ``state_dict()`` gives it."""
+
+    states: tuple[Any, ...]
+    layouts: Layouts = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeRecord:
+    """The commit that was checked out; None outside a git repository."""
+
+    commit: str | None = None
+    dirty: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRecord:
+    """Size and hash of one file of the bundle."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PinRecord:
+    """How the bundle was pinned. `known`: the fault is open, a strict xfail."""
+
+    known: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """All of ``bundle.json``."""
+
+    fault: Fault
+    module: ModuleRecord
+    trainer: TrainerRecord
+    numerics: dict[str, Any]
+    rng: RngRecord
+    batch: BatchRecord
+    files: dict[str, FileRecord]
+    code: CodeRecord
+    environment: dict[str, Any]
+    optimizer: OptimizerRecord | None = None
+    pin: PinRecord | None = None
+
+    @property
+    def device_kind(self) -> str:
+        """The kind of device captured on, such as ``cpu`` or ``cuda``."""
+        return str(self.environment.get("device", "cpu")).partition(":")[0]
+
+    def dumps(self) -> str:
+        """The text of ``bundle.json``: strict JSON, sorted keys, a line each."""
+        data = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
+        data["state_sha256"] = _state_hash(data)
+        return json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+
+def load_manifest(folder: Path) -> Manifest:
+    """Read and check ``bundle.json`` of a bundle; no other file is opened.
+
+    Raises:
+        BundleNotFoundError: no ``bundle.json`` there.
+        BundleVersionError: its version is newer than this reader's.
+        BundleDamagedError: anything else is not as it must be.
+    """
+    data = _load_json(folder)
+    if data.get("format") != FORMAT:
+        raise BundleDamagedError(folder, f"bundle.json: expected format {FORMAT!r}, came {data.get('format')!r:.60}")
+    version = data.get("version")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise BundleDamagedError(folder, f"bundle.json: expected a version number from 1 up, came {version!r:.60}")
+    if version > VERSION:
+        raise BundleVersionError(
+            folder,
+            f"written in version {version} of the bundle format, newer than version {VERSION}, which this "
+            "pytest-nancapture reads",
+            "upgrade it: pip install -U pytest-nancapture",
+        )
+    for step in range(version, VERSION):
+        data = MIGRATIONS[step](data)
+    if version == VERSION and data.get("state_sha256") != _state_hash(data):
+        raise BundleDamagedError(folder, "bundle.json: batch, rng, files or another section of the state was altered")
+    try:
+        manifest = read(Manifest, data, "")
+    except SchemaError as error:
+        raise BundleDamagedError(folder, f"bundle.json: {error}") from error
+    _check_sense(folder, manifest)
+    return manifest
+
+
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+"""From version n to n + 1; one small named function each."""
+
+_STATE_SECTIONS = ("batch", "files", "numerics", "optimizer", "rng", "trainer")
+
+
+def _state_hash(data: dict[str, Any]) -> str:
+    """Of the sections that decide what a replay computes; those that people may edit after a refactoring are left out."""
+    state = {name: data.get(name) for name in _STATE_SECTIONS}
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+
+
+def _load_json(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST_NAME
+    if path.is_symlink():
+        raise BundleDamagedError(folder, "bundle.json is not a plain file")
+    if not path.is_file():
+        raise BundleNotFoundError(folder, "no bundle here: expected a folder that holds a bundle.json")
+    try:
+        if path.stat().st_size > MANIFEST_LIMIT:
+            raise BundleDamagedError(folder, f"bundle.json is larger than {MANIFEST_LIMIT} bytes")
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+    except OSError as error:
+        raise BundleDamagedError(folder, f"bundle.json cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise BundleDamagedError(folder, f"bundle.json is not strict JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise BundleDamagedError(folder, "bundle.json: expected an object")
+    return data
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    """JSON has no infinity, but ``1e999`` becomes one."""
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(f"{digits:.20} is too large a number")
+    return value
+
+
+def _check_sense(folder: Path, manifest: Manifest) -> None:
+    """What the field types alone do not say."""
+    problem = ""
+    if not manifest.batch.window:
+        problem = "batch.window: expected at least one micro-batch"
+    elif len(manifest.rng.instants) != len(manifest.batch.window):
+        problem = "rng.instants: expected one per micro-batch"
+    elif manifest.optimizer is not None and OPTIMIZER not in manifest.files:
+        problem = f"files: {OPTIMIZER} is missing"
+    for name in REQUIRED_FILES:
+        if name not in manifest.files:
+            problem = f"files: {name} is missing"
+    for name in manifest.files:
+        if name not in ALLOWED_FILES:
+            problem = f"files: {name!r:.80} is no file of a bundle; expected {', '.join(ALLOWED_FILES)}"
+    if problem:
+        raise BundleDamagedError(folder, f"bundle.json: {problem}")

@@ -1,0 +1,81 @@
+"""Settings that decide what arithmetic does: taken at capture, applied in a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+
+_Setting = tuple[Callable[[], Any], Callable[[Any], Any]]
+
+
+def _flag(owner: Any, name: str) -> _Setting:
+    return (lambda: getattr(owner, name)), (lambda value: setattr(owner, name, value))
+
+
+def _deterministic() -> list[bool]:
+    return [torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()]
+
+
+def _set_deterministic(value: list[bool]) -> None:
+    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
+
+
+_SETTINGS: dict[str, _Setting] = {
+    "default_dtype": (
+        lambda: str(torch.get_default_dtype()).removeprefix("torch."),
+        lambda name: torch.set_default_dtype(getattr(torch, name)),
+    ),
+    "float32_matmul_precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "deterministic_algorithms": (_deterministic, _set_deterministic),
+    "threads": (torch.get_num_threads, torch.set_num_threads),
+    "cudnn_enabled": _flag(torch.backends.cudnn, "enabled"),
+    "cudnn_benchmark": _flag(torch.backends.cudnn, "benchmark"),
+    "cudnn_deterministic": _flag(torch.backends.cudnn, "deterministic"),
+    "cudnn_allow_tf32": _flag(torch.backends.cudnn, "allow_tf32"),
+    "cuda_matmul_allow_tf32": _flag(torch.backends.cuda.matmul, "allow_tf32"),
+    "cuda_matmul_allow_fp16_reduced_precision": _flag(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction"),
+    "cuda_matmul_allow_bf16_reduced_precision": _flag(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
+    "sdp_flash": (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
+    "sdp_mem_efficient": (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
+    "sdp_math": (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
+    "sdp_cudnn": (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
+    "flush_denormal": (
+        # The only way to read it: a denormal survives a multiplication or does not.
+        lambda: bool((torch.tensor([1e-310], dtype=torch.float64) * 1.0).item() == 0.0),
+        torch.set_flush_denormal,
+    ),
+}
+
+
+def numeric_settings() -> dict[str, Any]:
+    """The settings now, as JSON-ready values; those that this torch cannot read are left out."""
+    found = {}
+    for name, (get, _) in _SETTINGS.items():
+        try:
+            value = get()
+        except (AttributeError, RuntimeError):
+            continue
+        found[name] = value
+    return found
+
+
+@contextmanager
+def preserved() -> Iterator[None]:
+    """Put back, on leaving, every setting that was changed."""
+    before = numeric_settings()
+    try:
+        yield
+    finally:
+        now = numeric_settings()
+        apply({name: value for name, value in before.items() if now.get(name) != value})
+
+
+def apply(settings: Mapping[str, Any]) -> None:
+    """Apply captured settings; names and values that this torch does not know are passed over."""
+    for name, value in settings.items():
+        if name in _SETTINGS:
+            with suppress(AttributeError, RuntimeError, TypeError, ValueError, IndexError):
+                _SETTINGS[name][1](value)

@@ -1,0 +1,154 @@
+"""Classes and functions by name: ``package.module:Name``, with the source file relative to the repository."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from types import ModuleType
+from typing import Any
+
+from pytest_nancapture.errors import RebuildError
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Where an object is defined.
+
+    Attributes:
+        target: ``package.module:Qualified.Name``; the module of a script is ``__main__``.
+        file: its source file, relative to the repository, with forward slashes; None for installed code.
+    """
+
+    target: str
+    file: str | None = None
+
+
+def refer(obj: Any) -> Reference:
+    """The reference by which :class:`Resolver` finds `obj` again.
+
+    Raises:
+        ValueError: it has none: a lambda, a local class, a class made in a notebook ...
+    """
+    module, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
+    if not module or not name:
+        raise ValueError(f"{obj!r:.80} has no name")
+    if "<" in name:
+        raise ValueError(f"{name} is defined inside of a function, so no import finds it")
+    file = _source_file(module)
+    if module == "__main__" and file is None:
+        raise ValueError(f"{name} is defined in an interactive session, so no file holds it")
+    return Reference(f"{module}:{name}", file)
+
+
+def repository_root(path: Path) -> Path | None:
+    """The nearest folder at or above `path` that holds ``.git``."""
+    return next((folder for folder in (path, *path.parents) if (folder / ".git").exists()), None)
+
+
+@dataclass
+class Resolver:
+    """Finds referenced objects again, in today's code.
+
+    Attributes:
+        places: folders to look for a reference's file in, best first.
+        load_script: makes a module of a script that was run as ``__main__``.
+    """
+
+    places: Iterable[Path] = ()
+    load_script: Callable[[Path], ModuleType] | None = None
+    _scripts: dict[Path, ModuleType] = field(default_factory=dict)
+
+    def resolve(self, target: str, file: str | None = None) -> Any:
+        """The object that `target` names.
+
+        Raises:
+            RebuildError: it is not there any more, or the reference leads out of the repository.
+        """
+        name, colon, path = target.partition(":")
+        if not colon or not all(part.isidentifier() for part in (*name.split("."), *path.split("."))):
+            raise RebuildError(f"expected a target like 'package.module:Class', came {target!r:.120}")
+        found: Any = self._script(target, file) if name == "__main__" else self._module(name, file)
+        for part in path.split("."):
+            if not hasattr(found, part):
+                raise RebuildError(
+                    f"{target}: {getattr(found, '__name__', name)} has no {part!r}; if it was renamed, say so in bundle.json "
+                    "or build the module in the hook pytest_nancapture_module"
+                )
+            found = getattr(found, part)
+        return found
+
+    def locate(self, file: str) -> Path | None:
+        """The source file that a reference names, below one of the places.
+
+        Raises:
+            RebuildError: the path is absolute or leads upward.
+        """
+        parts = PurePosixPath(file).parts
+        if not parts or PurePosixPath(file).is_absolute() or ".." in parts or "\\" in file or ":" in file:
+            raise RebuildError(f"expected a source file relative to the repository, came {file!r:.120}")
+        for place in self.places:
+            path = place.joinpath(*parts)
+            if path.suffix == ".py" and path.is_file() and path.resolve().is_relative_to(place.resolve()):
+                return path
+        return None
+
+    def _script(self, target: str, file: str | None) -> ModuleType:
+        path = self.locate(file) if file else None
+        if path is None or self.load_script is None:
+            raise RebuildError(
+                f"{target} was defined in the script {file or '(unknown)'}, which was found below none of "
+                f"{', '.join(map(str, self.places)) or 'no folder'}; run from the repository that holds it"
+            )
+        if path not in self._scripts:
+            self._scripts[path] = self.load_script(path)
+        return self._scripts[path]
+
+    def _module(self, name: str, file: str | None) -> ModuleType:
+        path = self.locate(file) if file else None
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if path is None or not _is_part(error.name, name):
+                raise RebuildError(f"cannot import {name}: {error}{_missing_file(file, path)}") from error
+        except Exception as error:
+            raise RebuildError(f"importing {name} failed with {type(error).__name__}: {error}") from error
+        # It stays there, for what the module imports later; a replay puts sys.path back when it is over.
+        sys.path.insert(0, str(path.parents[name.count(".") + (path.name == "__init__.py")]))
+        importlib.invalidate_caches()
+        try:
+            return importlib.import_module(name)
+        except Exception as error:
+            raise RebuildError(f"importing {name} from {path} failed with {type(error).__name__}: {error}") from error
+
+
+class LiveResolver(Resolver):
+    """Finds objects of this very process, where they are imported already."""
+
+    def _script(self, target: str, file: str | None) -> ModuleType:
+        return sys.modules["__main__"]
+
+    def _module(self, name: str, file: str | None) -> ModuleType:
+        return sys.modules.get(name) or super()._module(name, file)
+
+
+def _is_part(missing: str | None, name: str) -> bool:
+    """Whether the module that was not found is `name` or a package above it, and not something it imports."""
+    return missing is not None and (name == missing or name.startswith(missing + "."))
+
+
+def _missing_file(file: str | None, path: Path | None) -> str:
+    return f"; its file {file} was found neither" if file and path is None else ""
+
+
+def _source_file(module: str) -> str | None:
+    source = getattr(sys.modules.get(module), "__file__", None)
+    if not source:
+        return None
+    path = Path(source).absolute()
+    if "site-packages" in path.parts or path.suffix != ".py":
+        return None
+    root = repository_root(path.parent) or Path.cwd()
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else None

@@ -1,0 +1,82 @@
+"""Read plain JSON into frozen dataclasses, and say exactly what does not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+import typing
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class SchemaError(ValueError):
+    """A value is not what its field asks for; the message names the field."""
+
+
+def read(cls: type[T], data: object, where: str) -> T:
+    """Build the dataclass `cls` from JSON `data`; unknown fields are ignored, so that newer minor writers stay readable.
+
+    Raises:
+        SchemaError: a field is missing or of the wrong type.
+    """
+    if not isinstance(data, dict):
+        raise SchemaError(f"{where}: expected an object, came {_kind(data)}")
+    values = {}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        place = f"{where}.{field.name}" if where else field.name
+        if field.name in data:
+            values[field.name] = _convert(_hints(cls)[field.name], data[field.name], place)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise SchemaError(f"{place}: missing")
+    return cls(**values)
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _convert(hint: Any, data: Any, where: str) -> Any:
+    if hint is Any:
+        return data
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if data is None and type(None) in args:
+            return None
+        return _convert(next(arg for arg in args if arg is not type(None)), data, where)
+    if origin is typing.Literal:
+        if data not in args:
+            raise SchemaError(f"{where}: expected one of {', '.join(map(repr, args))}, came {data!r:.80}")
+        return data
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return read(hint, data, where)
+    if origin is tuple:
+        _expect(isinstance(data, list), "a list", data, where)
+        return tuple(_convert(args[0], item, f"{where}[{i}]") for i, item in enumerate(data))
+    if origin is dict:
+        _expect(isinstance(data, dict), "an object", data, where)
+        return {key: _convert(args[1], item, f"{where}[{key!r}]") for key, item in data.items()}
+    if hint is float:
+        return _float(data, where)
+    _expect(type(data) is hint, {int: "an integer", str: "a string", bool: "true or false"}[hint], data, where)
+    return data
+
+
+def _float(data: Any, where: str) -> float:
+    _expect(isinstance(data, (int, float)) and not isinstance(data, bool), "a number", data, where)
+    try:
+        return float(data)
+    except OverflowError:
+        raise SchemaError(f"{where}: expected a number that fits a float, came a larger one") from None
+
+
+def _expect(fits: bool, wanted: str, data: object, where: str) -> None:
+    if not fits:
+        raise SchemaError(f"{where}: expected {wanted}, came {_kind(data)}")
+
+
+def _kind(data: object) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+    return names.get(type(data), "a number")

@@ -1,0 +1,1 @@
+"""The training side: the callback, the finite check, the window, the rerun in place."""

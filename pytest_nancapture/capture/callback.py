@@ -1,0 +1,104 @@
+"""``NaNCapture``: the Lightning callback. It only wires; the work is in :mod:`pytest_nancapture.capture.watch`."""
+
+from __future__ import annotations
+
+import logging
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from lightning.pytorch import Callback
+
+from pytest_nancapture.capture.recipe import recipe_of
+from pytest_nancapture.capture.watch import Settings, Watch
+from pytest_nancapture.errors import CaptureError
+
+OnCapture = Literal["raise", "stop", "skip"]
+_SHARDED = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")
+
+log = logging.getLogger("pytest_nancapture")
+
+
+class NaNCapture(Callback):
+    """Export a reproduction bundle at the step whose loss, gradients or buffers are not finite, before it reaches the weights.
+
+    Args:
+        dirpath: the folder for bundles; made when the first is written.
+        on_capture: ``raise`` ends the run with :class:`~pytest_nancapture.errors.NonFiniteError`, ``stop`` ends it
+            cleanly, ``skip`` drops the step and goes on. In all three the weights stay as they were before the step, and
+            buffers are put back.
+        max_bundles: how many this run may write; later faults are acted upon all the same.
+        factory: ``package.module:function`` that builds the module without arguments, for constructors whose arguments
+            are not all in ``hparams``.
+        confirm: how often a captured step is rerun in place, to see whether its fault comes back; 0 for not at all.
+        optimizer_history: keep a copy of weights and optimizer state from before each update, so that a fault that is born
+            in the update itself can be captured. Costs that copy at every step, and its memory.
+
+    Raises:
+        CaptureError: an argument is not what is expected.
+
+    Example:
+        >>> trainer = Trainer(callbacks=[NaNCapture("nan-bundles")])  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        dirpath: str | PathLike[str] = "nan-bundles",
+        *,
+        on_capture: OnCapture = "raise",
+        max_bundles: int = 8,
+        factory: str | None = None,
+        confirm: int = 1,
+        optimizer_history: bool = False,
+    ) -> None:
+        super().__init__()
+        if on_capture not in get_args(OnCapture):
+            raise CaptureError(f"on_capture: expected one of {', '.join(get_args(OnCapture))}, came {on_capture!r:.40}")
+        for name, value in {"max_bundles": max_bundles, "confirm": confirm}.items():
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise CaptureError(f"{name}: expected a number from 0 up, came {value!r:.40}")
+        self._settings = Settings(
+            dirpath=Path(dirpath).absolute(),
+            on_capture=on_capture,
+            max_bundles=max_bundles,
+            confirm=confirm,
+            optimizer_history=bool(optimizer_history),
+        )
+        self._factory = factory
+        self._watch: Watch | None = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Check what a bundle of this run will lack, and begin to watch."""
+        strategy = type(trainer.strategy).__name__
+        if strategy in _SHARDED:
+            raise CaptureError(
+                f"NaNCapture cannot capture under {strategy}: no rank holds the whole module; use DDP or one device"
+            )
+        if trainer.world_size > 1:
+            log.warning(
+                "nancapture: %d ranks: each writes bundles of its own, and ranks do not wait for each other yet; use "
+                "on_capture='raise'",
+                trainer.world_size,
+            )
+        recipe = recipe_of(pl_module, self._factory)
+        for problem in recipe.problems:
+            log.warning("nancapture: bundles of this run cannot be replayed without help: %s", problem)
+        self._watch = Watch(trainer, pl_module, recipe, self._settings)
+        self._watch.begin()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Stop watching."""
+        self._end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Stop watching, whatever ended the run."""
+        self._end()
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Stop watching."""
+        self._end()
+
+    def _end(self) -> None:
+        if self._watch is not None:
+            self._watch.end()
+            self._watch = None

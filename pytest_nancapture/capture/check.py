@@ -1,0 +1,77 @@
+"""Are all these values finite? One pass over the memory, one host read a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+_FUSED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+_TINY = 5e-324
+"""Times 1 it is 0 where the processor flushes denormals; then writing gradients back would change them."""
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether no value is NaN or Inf; dense, sparse, complex and low-precision floats alike, integers pass.
+
+    The fused kernel of GradScaler does the work: it multiplies by 1, so it writes every value back as it was, and raises one
+    flag for all. ``.data`` keeps autograd from taking that for a change.
+    """
+    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+            values = _dense(tensor.data)
+            groups.setdefault((values.device, values.dtype), []).append(values)
+    flags: dict[torch.device, Tensor] = {}
+    for (device, dtype), values in groups.items():
+        if device not in flags:
+            flags[device] = torch.zeros((), device=device)
+        if not (dtype in _FUSED and _TINY * 1.0 and _fused_check(values, flags[device])):
+            for value in values:
+                flags[device].logical_or_(~_finite(value).all())
+    return not any(bool(flag) for flag in flags.values())
+
+
+def _fused_check(values: list[Tensor], flag: Tensor) -> bool:
+    """Raise `flag` if a value is not finite; False where the kernel cannot write, as into an expanded tensor."""
+    try:
+        torch._amp_foreach_non_finite_check_and_unscale_(values, flag, torch.ones((), device=flag.device))
+    except RuntimeError:
+        return False
+    return True
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether no value of one tensor is NaN or Inf."""
+    return not _is_number(tensor) or bool(_finite(_dense(tensor.detach())).all())
+
+
+def has_nan(tensor: Tensor) -> bool:
+    """Whether any value of one tensor is NaN."""
+    return _is_number(tensor) and bool(_upcast(_dense(tensor.detach())).isnan().any())
+
+
+def is_zero(tensor: Tensor) -> bool:
+    """Whether every value of one tensor is 0."""
+    return not bool(_upcast(_dense(tensor.detach())).any())
+
+
+def _is_number(tensor: Tensor) -> bool:
+    return tensor.dtype.is_floating_point or tensor.dtype.is_complex
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """The stored values of a sparse tensor, complex numbers as pairs."""
+    if tensor.layout is not torch.strided:
+        tensor = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def _finite(values: Tensor) -> Tensor:
+    return _upcast(values).isfinite()
+
+
+def _upcast(values: Tensor) -> Tensor:
+    """Eight-bit floats know no arithmetic."""
+    return values.float() if values.dtype.is_floating_point and values.dtype not in _FUSED else values

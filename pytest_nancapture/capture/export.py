@@ -1,0 +1,166 @@
+"""From a window that went wrong to a bundle on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_nancapture.bundle.manifest import (
+    BatchRecord,
+    Fault,
+    Manifest,
+    MicroBatch,
+    ModuleRecord,
+    OptimizerRecord,
+    Reproduced,
+    RngRecord,
+    TrainerRecord,
+)
+from pytest_nancapture.bundle.names import buffers, parameters, submodules, volatile_buffers
+from pytest_nancapture.bundle.numerics import numeric_settings
+from pytest_nancapture.bundle.tree import Encoder
+from pytest_nancapture.bundle.write import write_bundle
+from pytest_nancapture.capture.environment import code_of, environment
+from pytest_nancapture.capture.finding import Finding
+from pytest_nancapture.capture.instant import Window
+from pytest_nancapture.capture.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capture:
+    """All that a bundle is made of.
+
+    Attributes:
+        guilty: position of the guilty micro-batch in the window.
+        target: which optimizer step of the window is the guilty one.
+        first_buffers: name -> (id, version) of every buffer when fit began.
+        optimizer_states: before the update; None where a replay does not need them.
+    """
+
+    trainer: Any
+    module: Any
+    window: Window
+    recipe: Recipe
+    finding: Finding
+    guilty: int
+    target: int
+    reproduced: Reproduced
+    attributes: Mapping[tuple[str, str], Any]
+    first_buffers: Mapping[str, tuple[int, int]]
+    optimizer_states: list[Any] | None = None
+
+    def write(self, dirpath: Path) -> Path:
+        """Write the bundle and return its folder.
+
+        Raises:
+            UnwritableValueError: a micro-batch has no form on disk.
+            OSError: the folder cannot be written.
+        """
+        for batch in self.window.batches:
+            if batch.problem is not None:
+                raise batch.problem
+        encoder = Encoder(prefix="attribute/")
+        record, attribute_tensors = self._module_record(encoder), encoder.tensors
+        states = Encoder(prefix="optimizer/")
+        optimizer = None
+        if self.optimizer_states is not None:
+            trees = [states.encode(state, str(i)) for i, state in enumerate(self.optimizer_states)]
+            optimizer = OptimizerRecord(states=tuple(trees))
+        rng = [batch.rng.encode(str(batch.batch_idx)) for batch in self.window.batches]
+        manifest = Manifest(
+            fault=self._fault(),
+            module=record,
+            trainer=self._trainer_record(),
+            numerics=numeric_settings(),
+            rng=RngRecord(instants=tuple(entry for entry, _ in rng)),
+            batch=BatchRecord(window=tuple(MicroBatch(batch_idx=b.batch_idx, tree=b.tree) for b in self.window.batches)),
+            files={},
+            code=code_of(self.module),
+            environment=environment(self.module.device),
+            optimizer=optimizer,
+        )
+        return write_bundle(
+            dirpath,
+            f"step-{manifest.fault.global_step:06d}-rank-{self.trainer.global_rank}",
+            manifest,
+            weights={**self._weights(), **self.recipe.tensors, **attribute_tensors},
+            batch={name: tensor for batch in self.window.batches for name, tensor in batch.tensors.items()},
+            rng={name: tensor for _, tensors in rng for name, tensor in tensors.items()},
+            optimizer=states.tensors if optimizer is not None else None,
+        )
+
+    def _weights(self) -> dict[str, Tensor]:
+        """As of the instant: copies where the step changes them, else the live ones."""
+        code_made = volatile_buffers(self.module)
+        live = {name: tensor.detach() for name, tensor in parameters(self.module)}
+        for name, buffer in buffers(self.module):
+            if name not in code_made or self.first_buffers.get(name) != (id(buffer), buffer._version):
+                live[name] = buffer
+        kept = {name: tensor for name, tensor in self.window.tensors.items() if name in live}
+        return {**live, **kept}
+
+    def _fault(self) -> Fault:
+        counters, finding = self.window.counters, self.finding
+        return Fault(
+            kind=finding.kind,
+            found_in=finding.found_in,
+            global_step=counters["global_step"],
+            epoch=counters["epoch"],
+            batch_idx=self.window.batches[self.guilty].batch_idx,
+            reproduced=self.reproduced,
+            losses=finding.losses,
+            gradients=finding.gradients,
+            buffers=finding.buffers,
+            weights=finding.weights,
+        )
+
+    def _module_record(self, encoder: Encoder) -> ModuleRecord:
+        recipe, modules = self.recipe, list(submodules(self.module))
+        attributes: dict[str, dict[str, Any]] = {}
+        for (path, name), value in sorted(self.attributes.items()):
+            attributes.setdefault(path, {})[name] = encoder.encode(value, f"{path}.{name}")
+        return ModuleRecord(
+            target=recipe.target.target,
+            file=recipe.target.file,
+            factory=recipe.factory and recipe.factory.target,
+            factory_file=recipe.factory and recipe.factory.file,
+            arguments=recipe.arguments,
+            unwritten=tuple(recipe.problems),
+            eval_mode=tuple(sorted({name for name, submodule in modules if not submodule.training})),
+            frozen=self.window.frozen,
+            attributes=attributes,
+            compiled=tuple(sorted({name for name, submodule in modules if _is_compiled(submodule)})),
+        )
+
+    def _trainer_record(self) -> TrainerRecord:
+        trainer, counters = self.trainer, self.window.counters
+        batches = trainer.num_training_batches
+        return TrainerRecord(
+            framework=type(trainer).__module__.partition(".trainer")[0],
+            precision=str(trainer.precision),
+            accumulate_grad_batches=trainer.accumulate_grad_batches,
+            automatic_optimization=self.module.automatic_optimization,
+            global_step=counters["global_step"],
+            epoch=counters["epoch"],
+            total_batch_idx=counters["total_batch_idx"],
+            num_training_batches=int(batches) if batches != float("inf") else None,
+            last_batch=bool(trainer.fit_loop.epoch_loop.batch_progress.is_last_batch),
+            guilty_step=self.target,
+            max_epochs=trainer.max_epochs,
+            max_steps=trainer.max_steps,
+            gradient_clip_val=trainer.gradient_clip_val,
+            gradient_clip_algorithm=trainer.gradient_clip_algorithm and str(trainer.gradient_clip_algorithm.value),
+            logger=trainer.logger is not None,
+            strategy=type(trainer.strategy).__name__,
+            world_size=trainer.world_size,
+            rank=trainer.global_rank,
+        )
+
+
+def _is_compiled(module: torch.nn.Module) -> bool:
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None

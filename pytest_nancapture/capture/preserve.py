@@ -1,0 +1,130 @@
+"""Leave no trace: everything that rerunning a step may touch is saved before and put back after."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pytest_nancapture.bundle import rng
+from pytest_nancapture.bundle.names import unique_parameters
+
+_TENSOR_HOMES = ("_parameters", "_buffers", "_modules")
+
+
+@contextmanager
+def preserved(trainer: Any, module: nn.Module, *, updates: bool) -> Iterator[None]:
+    """Put module, gradients, random states and the Trainer's counters back on leaving.
+
+    Args:
+        updates: whether optimizers will step, so that their states have to be saved too.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(rng.preserved())
+        for saved in (_parameters(module), _gradients(module), _counters(trainer)):
+            stack.callback(saved)
+        for submodule in module.modules():
+            stack.callback(_attributes(submodule))
+            stack.callback(_buffers(submodule))
+        if updates:
+            for optimizer in trainer.optimizers:
+                stack.callback(optimizer.load_state_dict, copy.deepcopy(optimizer.state_dict()))
+        yield
+
+
+def _parameters(module: nn.Module) -> Callable[[], None]:
+    """Values go to the host meanwhile: a second copy of the weights may not fit on the device."""
+    saved = [(p, p._version, p.requires_grad, p.detach().to("cpu", copy=True)) for _, p in unique_parameters(module)]
+
+    def restore() -> None:
+        for parameter, version, requires_grad, value in saved:
+            parameter.requires_grad_(requires_grad)
+            if parameter._version != version or not _same(parameter, value):
+                parameter.data.copy_(value)
+
+    return restore
+
+
+def _same(parameter: Tensor, value: Tensor) -> bool:
+    now = parameter.detach().cpu()
+    if now.layout is not torch.strided:
+        return False
+    return torch.equal(now.contiguous().reshape(-1).view(torch.uint8), value.contiguous().reshape(-1).view(torch.uint8))
+
+
+def _gradients(module: nn.Module) -> Callable[[], None]:
+    saved = [(parameter, parameter.grad) for _, parameter in unique_parameters(module)]
+    for parameter, _ in saved:
+        parameter.grad = None
+
+    def restore() -> None:
+        for parameter, gradient in saved:
+            parameter.grad = gradient
+
+    return restore
+
+
+def _counters(trainer: Any) -> Callable[[], None]:
+    loop = trainer.fit_loop.epoch_loop
+    homes = [(loop, "batch_progress"), (loop.automatic_optimization, "optim_progress")]
+    homes.append((loop.manual_optimization, "optim_step_progress"))
+    saved = [(owner, name, copy.deepcopy(getattr(owner, name))) for owner, name in homes]
+    others = [(trainer, "profiler", trainer.profiler), (trainer, "should_stop", trainer.should_stop)]
+
+    def restore() -> None:
+        for owner, name, value in [*saved, *others]:
+            setattr(owner, name, value)
+
+    return restore
+
+
+def _buffers(module: nn.Module) -> Callable[[], None]:
+    saved = [(name, b, None if b is None else b.detach().clone()) for name, b in module._buffers.items()]
+
+    def restore() -> None:
+        for name in module._buffers.keys() - {name for name, _, _ in saved}:
+            del module._buffers[name]
+        for name, buffer, value in saved:
+            module._buffers[name] = buffer
+            if buffer is not None:
+                buffer.data.copy_(value)
+
+    return restore
+
+
+def _attributes(module: nn.Module) -> Callable[[], None]:
+    """Attributes, and what is in lists, dicts, sets and tensors among them; deeper things are taken to be constant."""
+    saved = {name: (value, _content(value)) for name, value in vars(module).items() if name not in _TENSOR_HOMES}
+
+    def restore() -> None:
+        for name in vars(module).keys() - saved.keys() - set(_TENSOR_HOMES):
+            del vars(module)[name]
+        for name, (value, content) in saved.items():
+            vars(module)[name] = value
+            _refill(value, content)
+
+    return restore
+
+
+def _content(value: Any) -> Any:
+    if type(value) in (list, dict, set, deque):
+        return copy.copy(value)
+    return value.detach().clone() if isinstance(value, Tensor) else None
+
+
+def _refill(value: Any, content: Any) -> None:
+    if type(value) is list:
+        value[:] = content
+    elif type(value) in (dict, set):
+        value.clear()
+        value.update(content)
+    elif type(value) is deque:
+        value.clear()
+        value.extend(content)
+    elif isinstance(value, Tensor) and value.layout is torch.strided:
+        value.data.copy_(content)

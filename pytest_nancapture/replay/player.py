@@ -1,0 +1,116 @@
+"""The replay's own callback: brings the module to the captured instant and looks at what the step makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from pytest_nancapture.bundle.manifest import Manifest
+from pytest_nancapture.bundle.names import buffers, unique_parameters
+from pytest_nancapture.bundle.rng import RandomStates
+from pytest_nancapture.bundle.tree import Decoder
+from pytest_nancapture.capture.check import is_finite
+from pytest_nancapture.capture.finding import Finding, look
+from pytest_nancapture.capture.wraps import Wraps
+from pytest_nancapture.replay.rebuild import load_tensors, set_state
+
+
+class Finished(BaseException):
+    """Ends the replay's fit once everything was seen; no user code may catch it."""
+
+
+@dataclass
+class Player:
+    """What happens at which moment of the replay, and what was seen.
+
+    Attributes:
+        tensors: captured weights and buffers.
+        states: captured optimizer states; the update is made only where there are any.
+        losses: of each micro-batch, those that were backpropagated.
+        finding: at the guilty optimizer step, or at the window's end.
+    """
+
+    manifest: Manifest
+    module: Any
+    tensors: Mapping[str, Tensor]
+    rng: Sequence[RandomStates]
+    decoder: Decoder
+    states: Sequence[Any] | None = None
+    losses: list[list[Tensor]] = field(default_factory=list)
+    finding: Finding | None = None
+    _steps: int = 0
+    _bad_before: frozenset[str] = frozenset()
+
+    def on_train_start(self, trainer: Any) -> None:
+        """Put the wrappers in place."""
+        if self.manifest.trainer.num_training_batches is None:
+            trainer.fit_loop.max_batches = float("inf")
+        wraps, strategy = Wraps(), trainer.strategy
+        wraps.put(self.module, "on_train_batch_start", self._on_train_batch_start)
+        wraps.put(self.module, "on_before_optimizer_step", self._on_before_optimizer_step)
+        wraps.put(self.module, "on_train_batch_end", self._on_train_batch_end)
+        wraps.put(strategy, "backward", self._backward)
+
+    def _on_train_batch_start(self, original: Callable[..., Any], batch: Any, batch_idx: int, *rest: Any) -> Any:
+        position = len(self.losses)
+        if position == 0:
+            self._bring_to_the_instant()
+        self.losses.append([])
+        self.rng[position].restore(self.module.device)
+        return original(batch, batch_idx, *rest)
+
+    def _bring_to_the_instant(self) -> None:
+        load_tensors(self.module, self.tensors)
+        set_state(self.module, self.manifest.module, self.decoder)
+        self._bad_before = frozenset(name for name, buffer in buffers(self.module) if not is_finite(buffer))
+        for _, parameter in unique_parameters(self.module):
+            parameter.grad = None
+        if self.states is not None:
+            for optimizer, state in zip(self.module.trainer.optimizers, self.states, strict=True):
+                optimizer.load_state_dict(state)
+
+    def _backward(self, original: Callable[..., Any], loss: Tensor, *args: Any, **kwargs: Any) -> Any:
+        self.losses[-1].append(loss.detach())
+        return original(loss, *args, **kwargs)
+
+    def _on_before_optimizer_step(self, original: Callable[..., Any], optimizer: Any) -> Any:
+        result = original(optimizer)
+        self._steps += 1
+        self._look([parameter for group in optimizer.param_groups for parameter in group["params"]])
+        assert self.finding is not None
+        last = self._steps > self.manifest.trainer.guilty_step
+        if self.finding.found_in or (last and self.states is None and not self._ends_later):
+            raise Finished
+        return result
+
+    def _on_train_batch_end(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if len(self.losses) < len(self.manifest.batch.window):
+            return result
+        before, self.finding = self.finding, None
+        self._look(())
+        if before is not None:
+            self._take_over_gradients(before)
+        raise Finished
+
+    def _take_over_gradients(self, before: Finding) -> None:
+        import dataclasses
+
+        assert self.finding is not None
+        weights: tuple[str, ...] = ()
+        if self.states is not None:
+            weights = tuple(name for name, parameter in unique_parameters(self.module) if not is_finite(parameter))
+        self.finding = dataclasses.replace(self.finding, gradients=before.gradients, weights=weights)
+
+    @property
+    def _ends_later(self) -> bool:
+        """Whether the fault showed only after the update, in buffers that hooks write or in the weights."""
+        found_in = self.manifest.fault.found_in
+        return not {"loss", "gradients"} & set(found_in)
+
+    def _look(self, optimized: Sequence[Tensor]) -> None:
+        written = {name: buffer for name, buffer in buffers(self.module) if name not in self._bad_before}
+        self.finding = look(self.module, self.losses, optimized, written)

@@ -1,0 +1,114 @@
+"""Build the module again from what the bundle says, in today's code."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pytest_nancapture.bundle.bundle import Bundle
+from pytest_nancapture.bundle.manifest import ModuleRecord
+from pytest_nancapture.bundle.names import buffers, parameters, submodules, volatile_buffers
+from pytest_nancapture.bundle.references import Resolver, repository_root
+from pytest_nancapture.bundle.tree import Decoder
+from pytest_nancapture.errors import MismatchError, RebuildError
+from pytest_nancapture.replay.script import load_script
+
+_HELP = "build it in the hook pytest_nancapture_module(bundle) of a conftest.py, or capture with NaNCapture(factory=...)"
+
+
+def resolver_for(bundle: Bundle) -> Resolver:
+    """Looks for source files from here upward and from the bundle upward, each to the top of its repository."""
+    places: list[Path] = []
+    for start in (Path.cwd(), bundle.path):
+        top = repository_root(start)
+        upward = [start, *start.parents]
+        places += upward[: upward.index(top) + 1] if top is not None else upward[:3]
+    return Resolver(tuple(dict.fromkeys(places)), load_script)
+
+
+def build_module(record: ModuleRecord, decoder: Decoder, resolver: Resolver) -> Any:
+    """Call the factory if there is one, else the class with its captured arguments.
+
+    Raises:
+        RebuildError: neither can be found, is what it must be, or works.
+    """
+    if record.factory is not None:
+        build = resolver.resolve(record.factory, record.factory_file)
+        _check_factory(record.factory, build)
+        arguments: Mapping[str, Any] = {}
+    else:
+        build = resolver.resolve(record.target, record.file)
+        if not (isinstance(build, type) and issubclass(build, nn.Module)):
+            raise RebuildError(f"target {record.target}: expected a subclass of torch.nn.Module, came {build!r:.80}")
+        arguments = {name: decoder.decode(value) for name, value in record.arguments.items()}
+    try:
+        module = build(**arguments)
+    except Exception as error:
+        lacking = f"; {'; '.join(record.unwritten)}" if record.unwritten else f"; {_HELP}"
+        raise RebuildError(
+            f"{record.factory or record.target}({', '.join(arguments)}) failed with {type(error).__name__}: {error}{lacking}"
+        ) from error
+    check_module(module, record.factory or record.target)
+    return module
+
+
+def check_module(module: Any, source: str) -> None:
+    """Refuse what a Trainer cannot run.
+
+    Raises:
+        RebuildError: it is no LightningModule.
+    """
+    if not any(kind.__name__ == "LightningModule" for kind in type(module).__mro__):
+        raise RebuildError(f"{source}: expected a LightningModule, came {type(module).__qualname__}")
+
+
+def _check_factory(name: str, factory: Any) -> None:
+    """A factory is a function of somebody's own: a bundle may not have the standard library called."""
+    module = name.partition(":")[0].partition(".")[0]
+    is_ours = isinstance(factory, types.FunctionType) or (isinstance(factory, type) and issubclass(factory, nn.Module))
+    if not is_ours or module in sys.stdlib_module_names:
+        raise RebuildError(f"factory {name}: expected a function that builds a LightningModule, came {factory!r:.80}")
+
+
+def load_tensors(module: nn.Module, captured: Mapping[str, Tensor]) -> None:
+    """Copy captured parameters and buffers into the module.
+
+    Raises:
+        MismatchError: names or shapes are not those of today's module; nothing was copied.
+    """
+    now: dict[str, Tensor] = {**dict(parameters(module)), **dict(buffers(module))}
+    needed = now.keys() - volatile_buffers(module)
+    wrong = [f"{name} is gone" for name in sorted(captured.keys() - now.keys())]
+    wrong += [f"{name} is new" for name in sorted(needed - captured.keys())]
+    wrong += [
+        f"{name} was {_shape(captured[name])}, is {_shape(now[name])}"
+        for name in sorted(captured.keys() & now.keys())
+        if captured[name].shape != now[name].shape
+    ]
+    if wrong:
+        raise MismatchError(wrong)
+    with torch.no_grad():
+        for name, value in captured.items():
+            now[name].data.copy_(value)
+
+
+def set_state(module: nn.Module, record: ModuleRecord, decoder: Decoder) -> None:
+    """Modes, ``requires_grad`` and changed plain attributes, as they were at the instant."""
+    modules = dict(submodules(module))
+    for name, submodule in modules.items():
+        submodule.training = name not in record.eval_mode
+    for name, parameter in parameters(module):
+        parameter.requires_grad_(name not in record.frozen)
+    for path, attributes in record.attributes.items():
+        if path in modules:
+            vars(modules[path]).update((name, decoder.decode(value)) for name, value in attributes.items())
+
+
+def _shape(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "a scalar"

@@ -1,0 +1,246 @@
+"""``replay``: one bundle, one Trainer, one verdict; and no trace left in the process."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_nancapture.bundle import numerics, rng
+from pytest_nancapture.bundle.bundle import Bundle
+from pytest_nancapture.bundle.manifest import BATCH, OPTIMIZER, RNG, WEIGHTS, Manifest
+from pytest_nancapture.bundle.tensors import read_tensors
+from pytest_nancapture.bundle.tree import Decoder
+from pytest_nancapture.errors import BundleDamagedError, MismatchError, RebuildError
+from pytest_nancapture.replay.device import choose_device
+from pytest_nancapture.replay.hooks import ReplayHooks
+from pytest_nancapture.replay.player import Finished, Player
+from pytest_nancapture.replay.rebuild import build_module, check_module, resolver_for
+from pytest_nancapture.replay.result import Culprit, ReplayResult, Verdict
+from pytest_nancapture.replay.trainer import WindowLoader, build_trainer, framework_of, set_counters
+from pytest_nancapture.replay.verdict import given_phase, judge
+
+_NOISY = ("lightning", "lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
+_ARGUMENTS = ("argument/", "attribute/")
+"""What begins the names of tensors in ``weights.safetensors`` that are no weights."""
+
+
+@dataclass(frozen=True)
+class _Content:
+    """A bundle's tensors, on the replay's device."""
+
+    weights: dict[str, Tensor]
+    others: dict[str, Tensor]
+    batch: dict[str, Tensor]
+    rng: list[rng.RandomStates]
+    optimizer: dict[str, Tensor]
+
+
+def run_replay(
+    bundle: str | PathLike[str] | Bundle,
+    *,
+    module: Any = None,
+    device: str = "auto",
+    trace: bool = False,  # noqa: ARG001, the culprit is a later issue's
+    hooks: ReplayHooks | None = None,
+) -> ReplayResult:
+    """See :func:`pytest_nancapture.replay`."""
+    start = time.perf_counter()
+    opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
+    opened.verify()
+    target = choose_device(device, opened.manifest)
+    content = _read(opened, target)
+    with _traceless() as folder:
+        result = _Replay(opened, content, target, hooks or ReplayHooks(), folder).run(module)
+    return ReplayResult(device=str(target), seconds=time.perf_counter() - start, **result)
+
+
+class _Replay:
+    def __init__(self, bundle: Bundle, content: _Content, device: torch.device, hooks: ReplayHooks, folder: str) -> None:
+        self._bundle = bundle
+        self._content = content
+        self._device = device
+        self._hooks = hooks
+        self._folder = folder
+        self._resolver = resolver_for(bundle)
+        self._decoder = Decoder({**content.others, **content.optimizer, **content.batch}, self._resolver)
+
+    def run(self, module: Any) -> dict[str, Any]:
+        """The fields of the result but device and seconds."""
+        manifest, notes = self._bundle.manifest, self._notes()
+        given = given_phase(self._content.weights, self._content.batch)
+        try:
+            player = self._play(self._module(module))
+        except MismatchError as error:
+            return self._without_verdict("mismatch", str(error), notes)
+        except RebuildError as error:
+            return self._without_verdict("error", str(error), notes)
+        except Exception as error:  # whatever the user's code raises is the verdict, not our failure
+            reason = f"the step raised {type(error).__name__}: {error}"
+            return self._without_verdict("error", reason, notes, _user_traceback(error))
+        finding = player.finding
+        if finding is None:
+            return self._without_verdict("error", "training ended before the captured step was over", notes)
+        window = [batch.batch_idx for batch in manifest.batch.window]
+        guilty = window.index(manifest.fault.batch_idx) if manifest.fault.batch_idx in window else len(window) - 1
+        found = judge(finding, manifest.fault, guilty, given)
+        losses = [loss.double().sum().item() for losses in player.losses for loss in losses]
+        return {
+            "verdict": found.verdict,
+            "loss": sum(losses) if losses else None,
+            "nonfinite": found.nonfinite,
+            "culprit": Culprit(phase=found.phase) if found.phase else None,
+            "reason": found.reason,
+            "notes": notes,
+        }
+
+    def _module(self, module: Any) -> Any:
+        if module is None and self._hooks.module is not None:
+            module = self._hooks.module(self._bundle)
+        if module is None:
+            # In the captured default dtype, and with the user's own random draws out of the way of nobody.
+            numerics.apply(self._bundle.manifest.numerics)
+            return build_module(self._bundle.manifest.module, self._decoder, self._resolver)
+        check_module(module, "the module given")
+        return module
+
+    def _play(self, module: Any) -> Player:
+        manifest = self._bundle.manifest
+        batches = [(batch.batch_idx, self._batch(batch.tree)) for batch in manifest.batch.window]
+        states = None
+        if manifest.optimizer is not None:
+            states = [self._decoder.decode(state) for state in manifest.optimizer.states]
+        player = Player(manifest, module, self._content.weights, self._content.rng, self._decoder, states)
+        overrides = (self._hooks.trainer_kwargs and self._hooks.trainer_kwargs(self._bundle)) or {}
+        callback = _callback(framework_of(module), player)
+        trainer = build_trainer(module, manifest.trainer, self._device, callback, self._folder, overrides)
+        numerics.apply(manifest.numerics)
+        set_counters(trainer, manifest.trainer)
+        loader = WindowLoader(batches, manifest.trainer)
+        loader.trainer = trainer
+        _disarm(module)
+        try:
+            trainer.fit(module, train_dataloaders=loader)
+        except Finished:
+            pass
+        return player
+
+    def _batch(self, tree: Any) -> Any:
+        batch = self._decoder.decode(tree)
+        changed = self._hooks.batch(self._bundle, batch) if self._hooks.batch is not None else None
+        return batch if changed is None else changed
+
+    def _notes(self) -> tuple[str, ...]:
+        """What a reader should know before trusting the verdict."""
+        manifest, notes = self._bundle.manifest, []
+        if manifest.device_kind != self._device.type:
+            notes.append(
+                f"captured on {manifest.device_kind}, replayed on {self._device.type}: kernels and random numbers differ"
+            )
+        if manifest.trainer.world_size > 1:
+            notes.append(f"captured on rank {manifest.trainer.rank} of {manifest.trainer.world_size}, replayed on one device")
+        if manifest.module.changed_before_copy:
+            notes.append("the step had changed weights before they could be copied")
+        return tuple(notes)
+
+    def _without_verdict(self, verdict: Verdict, reason: str, notes: tuple[str, ...], detail: str = "") -> dict[str, Any]:
+        fields = {"verdict": verdict, "reason": reason, "detail": detail, "notes": notes}
+        return {**fields, "loss": None, "nonfinite": (), "culprit": None}
+
+
+def _read(bundle: Bundle, device: torch.device) -> _Content:
+    manifest, path = bundle.manifest, bundle.path
+    try:
+        stored = read_tensors(path / WEIGHTS, manifest.module.layouts, device)
+        states = read_tensors(path / RNG, {})
+        optimizer = read_tensors(path / OPTIMIZER, manifest.optimizer.layouts, device) if manifest.optimizer else {}
+        return _Content(
+            weights={name: tensor for name, tensor in stored.items() if not name.startswith(_ARGUMENTS)},
+            others={name: tensor for name, tensor in stored.items() if name.startswith(_ARGUMENTS)},
+            batch=read_tensors(path / BATCH, manifest.batch.layouts, device),
+            rng=[rng.RandomStates.decode(record, states) for record in manifest.rng.instants],
+            optimizer=optimizer,
+        )
+    except (ValueError, OSError) as error:
+        raise BundleDamagedError(path, str(error)) from error
+    except Exception as error:
+        # safetensors' own error has no name that every supported release shares.
+        if type(error).__name__ != "SafetensorError":
+            raise
+        raise BundleDamagedError(path, f"not a safetensors file: {error}") from error
+
+
+@contextmanager
+def _traceless() -> Iterator[str]:
+    """Random states, numeric settings, ``sys.path``, log levels and warning filters are put back; yields an empty folder."""
+    loggers = [(logging.getLogger(name), logging.getLogger(name).level) for name in _NOISY]
+    path, grad = list(sys.path), torch.is_grad_enabled()
+    with ExitStack() as stack:
+        stack.enter_context(rng.preserved())
+        stack.enter_context(numerics.preserved())
+        stack.enter_context(warnings.catch_warnings())
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="nancapture-", ignore_cleanup_errors=True))
+        for logger, _ in loggers:
+            logger.setLevel(logging.ERROR)
+        # What Lightning says about loaders, workers and loggers is about a training run, and this is none.
+        warnings.filterwarnings("ignore", module=r"(pytorch_)?lightning(_fabric)?\b")
+        torch.set_grad_enabled(True)
+        try:
+            yield folder
+        finally:
+            torch.set_grad_enabled(grad)
+            sys.path[:] = path
+            for logger, level in loggers:
+                logger.setLevel(level)
+
+
+def _disarm(module: Any) -> None:
+    """Hooks that would fetch data, move a batch that is in place, or bring callbacks that write files."""
+    vars(module).update(
+        prepare_data=lambda: None,
+        configure_callbacks=list,
+        on_before_batch_transfer=lambda batch, _: batch,
+        transfer_batch_to_device=lambda batch, *_: batch,
+        on_after_batch_transfer=lambda batch, _: batch,
+    )
+
+
+def _callback(package: str, player: Player) -> Any:
+    import importlib
+
+    class Replay(importlib.import_module(package).Callback):  # type: ignore[misc, name-defined]
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            player.on_train_start(trainer)
+
+    return Replay()
+
+
+def _user_traceback(error: Exception) -> str:
+    """From the first frame of the user's own code on."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = Path(__file__).resolve().parents[1]
+    library = ("site-packages", "lightning", "torch")
+    first = next(
+        (
+            i
+            for i, frame in enumerate(frames)
+            if not Path(frame.filename).is_relative_to(ours) and not any(part in Path(frame.filename).parts for part in library)
+        ),
+        0,
+    )
+    return "".join([*traceback.format_list(frames[first:]), *traceback.format_exception_only(error)]).rstrip()
+
+
+__all__ = ["Manifest", "run_replay"]

@@ -1,0 +1,80 @@
+"""Make a module of a script that was run as ``__main__``, without letting it train again."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from pytest_nancapture.errors import RebuildError
+
+_PREFIX = "_nancapture_script_"
+
+
+class _WouldTrain(BaseException):
+    """The script reached ``Trainer.fit``: what a replay needs of it is defined by now."""
+
+
+def load_script(path: Path) -> ModuleType:
+    """Run the script under another name than ``__main__``, up to its end or to where it would train.
+
+    A script whose training is not behind ``if __name__ == "__main__":`` is thus usable too.
+
+    Raises:
+        RebuildError: the script fails or exits.
+    """
+    name = f"{_PREFIX}{path.stem}_{abs(hash(path))}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.parent))
+    try:
+        with _no_training(), _arguments(path):
+            spec.loader.exec_module(module)
+    except _WouldTrain:
+        pass
+    except SystemExit as error:
+        del sys.modules[name]
+        raise RebuildError(f"{path} exits when it is imported; put its work under if __name__ == '__main__':") from error
+    except Exception as error:
+        del sys.modules[name]
+        raise RebuildError(f"importing {path} failed with {type(error).__name__}: {error}") from error
+    return module
+
+
+@contextmanager
+def _arguments(path: Path) -> Iterator[None]:
+    """The script sees no arguments of pytest's."""
+    before, sys.argv = sys.argv, [str(path)]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+@contextmanager
+def _no_training() -> Iterator[None]:
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise _WouldTrain
+
+    trainers = [importlib.import_module("lightning.pytorch").Trainer]
+    if "pytorch_lightning" in sys.modules or importlib.util.find_spec("pytorch_lightning"):
+        trainers.append(importlib.import_module("pytorch_lightning").Trainer)
+    entries = ("fit", "validate", "test", "predict")
+    before = [(trainer, entry, getattr(trainer, entry)) for trainer in trainers for entry in entries]
+    for trainer, entry, _ in before:
+        setattr(trainer, entry, refuse)
+    try:
+        yield
+    finally:
+        for trainer, entry, original in before:
+            setattr(trainer, entry, original)

@@ -1,0 +1,79 @@
+"""From what a replay saw to its verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from pytest_nancapture.bundle.manifest import Fault
+from pytest_nancapture.capture.check import is_finite
+from pytest_nancapture.capture.finding import Finding
+from pytest_nancapture.replay.result import Phase, Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """A verdict with its reason, and what of it is not finite."""
+
+    verdict: Verdict
+    reason: str
+    nonfinite: tuple[str, ...] = ()
+    phase: Phase | None = None
+
+
+def given_phase(weights: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Phase | None:
+    """``weights`` or ``input`` where those were bad before the step began; to be asked before it, which may change them."""
+    if not all(map(is_finite, weights.values())):
+        return "weights"
+    return "input" if not all(map(is_finite, batch.values())) else None
+
+
+def judge(finding: Finding, fault: Fault, guilty: int, given: Phase | None) -> Judgement:
+    """Judge a step that ran to its end.
+
+    Args:
+        finding: what the replay saw.
+        fault: what the capture saw.
+        guilty: position of the guilty micro-batch in the window.
+        given: what was bad before the step began.
+    """
+    if finding.found_in:
+        return Judgement(
+            verdict="nonfinite",
+            reason=finding.summary,
+            nonfinite=_names(finding),
+            phase=given or _phase(finding),
+        )
+    if _text(fault.losses, guilty) and not _text(finding.losses, guilty):
+        return _vacuous(f"the step made no loss for micro-batch {guilty + 1} of the window, where training had one")
+    watched = set(fault.gradients.nonfinite or fault.gradients.nonzero)
+    if watched and not watched & set(finding.gradients.nonzero):
+        some = f"{len(watched)} parameters" if len(watched) > 1 else next(iter(watched))
+        how = "non-finite" if fault.gradients.nonfinite else "non-zero"
+        return _vacuous(f"{some} with {how} gradients at capture now have none, or only zeros: nothing was tested")
+    return Judgement(verdict="finite", reason="loss and gradients are finite")
+
+
+def _vacuous(reason: str) -> Judgement:
+    return Judgement(verdict="vacuous", reason=f"{reason}; a masked fault is not a fixed one")
+
+
+def _text(losses: tuple[str, ...], position: int) -> str:
+    return losses[position] if position < len(losses) else ""
+
+
+def _names(finding: Finding) -> tuple[str, ...]:
+    loss = ("loss",) if finding.bad_losses else ()
+    gradients = (f"gradient {name}" for name in finding.gradients.nonfinite)
+    buffers = (f"buffer {name}" for name in finding.buffers)
+    return (*loss, *gradients, *buffers, *(f"weight {name}" for name in finding.weights))
+
+
+def _phase(finding: Finding) -> Phase:
+    if finding.bad_losses:
+        return "forward"
+    if finding.gradients.nonfinite:
+        return "backward"
+    return "optimizer" if finding.weights else "forward"
