@@ -107,8 +107,9 @@ def _fault_rows(bundle: Bundle) -> Iterator[Row]:
     for key, names in (("buffers", fault.buffers), ("weights", fault.weights)):
         if names:
             yield key, f"{len(names)} not finite: {some(names)}"
+    reruns = f"{reproduced(fault)} reruns at capture" if fault.reproduced.of else "not tried at capture"
     never = "" if fault.reproduced.runs else ": not shown to come back, so a test of it proves nothing yet"
-    yield "reproduced", f"{reproduced(fault)} reruns at capture{never}"
+    yield "reproduced", reruns + never
     if bundle.known:
         yield "pinned", "as a known, open fault: pytest expects it to fail"
 

@@ -119,7 +119,8 @@ class TrainerRecord:
         num_training_batches: micro-batches an epoch; None where the loader did not say.
         total_batch_idx: micro-batches since fit began, at the first of the window.
         last_batch: whether the window's last micro-batch was the epoch's last.
-        guilty_step: which of the window's optimizer steps went wrong, counted from 0; manual optimisation may make several.
+        guilty_step: which of the window's optimizer steps went wrong, counted from 0; manual optimisation may make
+            several.
         logger: whether there was one.
     """
 
@@ -265,7 +266,7 @@ _STATE_SECTIONS = ("batch", "files", "numerics", "optimizer", "rng", "trainer")
 
 
 def _state_hash(data: dict[str, Any]) -> str:
-    """Of the sections that decide what a replay computes; those that people may edit after a refactoring are left out."""
+    """Of the sections that decide what a replay computes; the others people may edit after a refactoring."""
     state = {name: data.get(name) for name in _STATE_SECTIONS}
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 

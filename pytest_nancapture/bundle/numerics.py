@@ -36,8 +36,12 @@ _SETTINGS: dict[str, _Setting] = {
     "cudnn_deterministic": _flag(torch.backends.cudnn, "deterministic"),
     "cudnn_allow_tf32": _flag(torch.backends.cudnn, "allow_tf32"),
     "cuda_matmul_allow_tf32": _flag(torch.backends.cuda.matmul, "allow_tf32"),
-    "cuda_matmul_allow_fp16_reduced_precision": _flag(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction"),
-    "cuda_matmul_allow_bf16_reduced_precision": _flag(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
+    "cuda_matmul_allow_fp16_reduced_precision": _flag(
+        torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction"
+    ),
+    "cuda_matmul_allow_bf16_reduced_precision": _flag(
+        torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"
+    ),
     "sdp_flash": (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
     "sdp_mem_efficient": (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
     "sdp_math": (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),

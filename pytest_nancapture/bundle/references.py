@@ -74,8 +74,8 @@ class Resolver:
         for part in path.split("."):
             if not hasattr(found, part):
                 raise RebuildError(
-                    f"{target}: {getattr(found, '__name__', name)} has no {part!r}; if it was renamed, say so in bundle.json "
-                    "or build the module in the hook pytest_nancapture_module"
+                    f"{target}: {getattr(found, '__name__', name)} has no {part!r}; if it was renamed, say so in "
+                    "bundle.json or build the module in the hook pytest_nancapture_module"
                 )
             found = getattr(found, part)
         return found

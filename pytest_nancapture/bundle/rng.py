@@ -1,4 +1,4 @@
-"""Random states: torch on the CPU and every accelerator in use, numpy's legacy global generator, python's ``random``."""
+"""Random states: torch on the CPU and every accelerator in use, numpy's legacy global one, python's ``random``."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class RandomStates:
     """All random states of the process at one instant.
 
     Attributes:
-        torch: ``"cpu"`` or ``"cuda:0"`` -> the generator's state, uint8 on the CPU.
+        generators: ``"cpu"`` or ``"cuda:0"`` -> the generator's state, uint8 on the CPU.
         numpy: ``numpy.random.get_state(legacy=False)``.
         python: ``random.getstate()``.
     """
 
-    torch: Mapping[str, Tensor]
+    generators: Mapping[str, Tensor]
     numpy: Mapping[str, Any]
     python: tuple[Any, ...]
 
@@ -46,8 +46,8 @@ class RandomStates:
         Args:
             device: where the captured device's state is to go, if the captured run used another index.
         """
-        torch.set_rng_state(self.torch["cpu"])
-        for name, state in self.torch.items():
+        torch.set_rng_state(self.generators["cpu"])
+        for name, state in self.generators.items():
             kind, _, index = name.partition(":")
             if kind == "cpu" or not hasattr(torch, kind) or not getattr(torch, kind).is_available():
                 continue
@@ -60,13 +60,13 @@ class RandomStates:
 
     def encode(self, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """As JSON and tensors, the tensors' names beginning with `name`."""
-        tensors = {f"{name}/torch/{device}": state for device, state in self.torch.items()}
+        tensors = {f"{name}/torch/{device}": state for device, state in self.generators.items()}
         tensors[f"{name}/numpy"] = torch.from_numpy(self.numpy["state"]["key"].astype(np.int64))
         version, words, gauss = self.python
         tensors[f"{name}/python"] = torch.tensor(words, dtype=torch.int64)
         record = {
             "name": name,
-            "torch": list(self.torch),
+            "torch": list(self.generators),
             "numpy": {
                 "bit_generator": self.numpy["bit_generator"],
                 "pos": int(self.numpy["state"]["pos"]),
@@ -88,7 +88,9 @@ class RandomStates:
             name, numpy, python = record["name"], record["numpy"], record["python"]
             words = tensors[f"{name}/python"].tolist()
             if len(words) != _PYTHON_WORDS:
-                raise ValueError(f"rng.safetensors: expected {_PYTHON_WORDS} words of python's state, came {len(words)}")
+                raise ValueError(
+                    f"rng.safetensors: expected {_PYTHON_WORDS} words of python's state, came {len(words)}"
+                )
             return cls(
                 {device: tensors[f"{name}/torch/{device}"] for device in record["torch"]},
                 {

@@ -16,25 +16,25 @@ class SchemaError(ValueError):
 
 
 def read(cls: type[T], data: object, where: str) -> T:
-    """Build the dataclass `cls` from JSON `data`; unknown fields are ignored, so that newer minor writers stay readable.
+    """Build the dataclass `cls` from JSON `data`; unknown fields are ignored.
 
     Raises:
         SchemaError: a field is missing or of the wrong type.
     """
     if not isinstance(data, dict):
         raise SchemaError(f"{where}: expected an object, came {_kind(data)}")
-    values = {}
+    hints, values = _hints(cls), {}  # type: ignore[arg-type]
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         place = f"{where}.{field.name}" if where else field.name
         if field.name in data:
-            values[field.name] = _convert(_hints(cls)[field.name], data[field.name], place)
+            values[field.name] = _convert(hints[field.name], data[field.name], place)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise SchemaError(f"{place}: missing")
     return cls(**values)
 
 
 @functools.cache
-def _hints(cls: type) -> dict[str, Any]:
+def _hints(cls: Any) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 

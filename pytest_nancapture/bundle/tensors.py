@@ -203,7 +203,7 @@ def _overlapping(group: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
 
 def _range(tensor: Tensor) -> tuple[int, int]:
     """First byte and first byte after, in the tensor's storage."""
-    start = tensor.storage_offset() * tensor.element_size()
+    start = int(tensor.storage_offset()) * tensor.element_size()
     return start, start + _span(tensor.shape, tensor.stride()) * tensor.element_size()
 
 
@@ -211,7 +211,7 @@ def _span(shape: Any, stride: Any) -> int:
     """Elements from the first to the last, both included."""
     if 0 in shape:
         return 0
-    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    return 1 + sum(int((size - 1) * step) for size, step in zip(shape, stride, strict=True))
 
 
 def _bytes(tensor: Tensor, start: int, stop: int) -> Tensor:
@@ -230,7 +230,7 @@ def _build_sparse(layout: Mapping[str, Any], parts: list[Tensor]) -> Tensor:
     if layout["sparse"] == "sparse_coo":
         indices, values = parts
         result = torch.sparse_coo_tensor(indices, values, layout["shape"], check_invariants=True)
-        return result._coalesced_(bool(layout["coalesced"]))  # type: ignore[attr-defined, no-any-return]
+        return result._coalesced_(bool(layout["coalesced"]))
     outer, inner, values = parts
     kind = next(kind for kind in _COMPRESSED if str(kind) == f"torch.{layout['sparse']}")
     return torch.sparse_compressed_tensor(
@@ -241,12 +241,11 @@ def _build_sparse(layout: Mapping[str, Any], parts: list[Tensor]) -> Tensor:
 def _dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"torch has no dtype {name!r}")  # noqa: TRY004
+        raise ValueError(f"torch has no dtype {name!r}")
     return dtype
 
 
 def _blocks(head: bytes, tensors: list[Tensor]) -> Iterator[bytes | memoryview]:
     yield head
     for tensor in tensors:
-        yield memoryview(tensor.cpu().reshape(-1).view(torch.uint8).numpy())
-
+        yield tensor.cpu().reshape(-1).view(torch.uint8).numpy().data

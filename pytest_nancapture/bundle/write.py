@@ -11,7 +11,16 @@ from pathlib import Path
 
 from torch import Tensor
 
-from pytest_nancapture.bundle.manifest import BATCH, MANIFEST_NAME, OPTIMIZER, RNG, WEIGHTS, FileRecord, Layouts, Manifest
+from pytest_nancapture.bundle.manifest import (
+    BATCH,
+    MANIFEST_NAME,
+    OPTIMIZER,
+    RNG,
+    WEIGHTS,
+    FileRecord,
+    Layouts,
+    Manifest,
+)
 from pytest_nancapture.bundle.tensors import write_tensors
 
 _TRIES = 1000

@@ -20,19 +20,21 @@ log = logging.getLogger("pytest_nancapture")
 
 
 class NaNCapture(Callback):
-    """Export a reproduction bundle at the step whose loss, gradients or buffers are not finite, before it reaches the weights.
+    """Export a reproduction bundle at the step whose loss, gradients or buffers are not finite.
+
+    The weights never see such a step.
 
     Args:
         dirpath: the folder for bundles; made when the first is written.
         on_capture: ``raise`` ends the run with :class:`~pytest_nancapture.errors.NonFiniteError`, ``stop`` ends it
-            cleanly, ``skip`` drops the step and goes on. In all three the weights stay as they were before the step, and
-            buffers are put back.
+            cleanly, ``skip`` drops the step and goes on. In all three the weights stay as they were before the step,
+            and buffers are put back.
         max_bundles: how many this run may write; later faults are acted upon all the same.
         factory: ``package.module:function`` that builds the module without arguments, for constructors whose arguments
             are not all in ``hparams``.
         confirm: how often a captured step is rerun in place, to see whether its fault comes back; 0 for not at all.
-        optimizer_history: keep a copy of weights and optimizer state from before each update, so that a fault that is born
-            in the update itself can be captured. Costs that copy at every step, and its memory.
+        optimizer_history: keep a copy of weights and optimizer state from before each update, so that a fault that is
+            born in the update itself can be captured. Costs that copy at every step, and its memory.
 
     Raises:
         CaptureError: an argument is not what is expected.

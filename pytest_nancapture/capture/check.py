@@ -15,8 +15,8 @@ _TINY = 5e-324
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether no value is NaN or Inf; dense, sparse, complex and low-precision floats alike, integers pass.
 
-    The fused kernel of GradScaler does the work: it multiplies by 1, so it writes every value back as it was, and raises one
-    flag for all. ``.data`` keeps autograd from taking that for a change.
+    The fused kernel of GradScaler does the work: it multiplies by 1, so it writes every value back as it was, and
+    raises one flag for all. ``.data`` keeps autograd from taking that for a change.
     """
     groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for tensor in tensors:
@@ -24,11 +24,11 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
             values = _dense(tensor.data)
             groups.setdefault((values.device, values.dtype), []).append(values)
     flags: dict[torch.device, Tensor] = {}
-    for (device, dtype), values in groups.items():
+    for (device, dtype), group in groups.items():
         if device not in flags:
             flags[device] = torch.zeros((), device=device)
-        if not (dtype in _FUSED and _TINY * 1.0 and _fused_check(values, flags[device])):
-            for value in values:
+        if not (dtype in _FUSED and _TINY * 1.0 and _fused_check(group, flags[device])):
+            for value in group:
                 flags[device].logical_or_(~_finite(value).all())
     return not any(bool(flag) for flag in flags.values())
 

@@ -32,7 +32,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         found["multiprocessors"] = properties.multi_processor_count
         found["capability"] = f"{properties.major}.{properties.minor}"
         found["versions"]["cuda"] = str(torch.version.cuda)
-        found["versions"]["cudnn"] = str(torch.backends.cudnn.version())
+        found["versions"]["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
     return found
 
 
@@ -63,6 +63,6 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 def _version(package: str) -> str | None:
     try:
-        return metadata.version(package)
+        return metadata.distribution(package).version
     except metadata.PackageNotFoundError:
         return None

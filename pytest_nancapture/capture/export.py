@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_nancapture.bundle.encode import Encoder
 from pytest_nancapture.bundle.manifest import (
     BatchRecord,
     Fault,
@@ -23,7 +24,6 @@ from pytest_nancapture.bundle.manifest import (
 )
 from pytest_nancapture.bundle.names import buffers, parameters, submodules, volatile_buffers
 from pytest_nancapture.bundle.numerics import numeric_settings
-from pytest_nancapture.bundle.tree import Encoder
 from pytest_nancapture.bundle.write import write_bundle
 from pytest_nancapture.capture.environment import code_of, environment
 from pytest_nancapture.capture.finding import Finding
@@ -78,7 +78,9 @@ class Capture:
             trainer=self._trainer_record(),
             numerics=numeric_settings(),
             rng=RngRecord(instants=tuple(entry for entry, _ in rng)),
-            batch=BatchRecord(window=tuple(MicroBatch(batch_idx=b.batch_idx, tree=b.tree) for b in self.window.batches)),
+            batch=BatchRecord(
+                window=tuple(MicroBatch(batch_idx=b.batch_idx, tree=b.tree) for b in self.window.batches)
+            ),
             files={},
             code=code_of(self.module),
             environment=environment(self.module.device),
@@ -98,9 +100,11 @@ class Capture:
         """As of the instant: copies where the step changes them, else the live ones."""
         code_made = volatile_buffers(self.module)
         live = {name: tensor.detach() for name, tensor in parameters(self.module)}
-        for name, buffer in buffers(self.module):
-            if name not in code_made or self.first_buffers.get(name) != (id(buffer), buffer._version):
-                live[name] = buffer
+        live.update(
+            (name, buffer)
+            for name, buffer in buffers(self.module)
+            if name not in code_made or self.first_buffers.get(name) != (id(buffer), buffer._version)
+        )
         kept = {name: tensor for name, tensor in self.window.tensors.items() if name in live}
         return {**live, **kept}
 
@@ -127,8 +131,8 @@ class Capture:
         return ModuleRecord(
             target=recipe.target.target,
             file=recipe.target.file,
-            factory=recipe.factory and recipe.factory.target,
-            factory_file=recipe.factory and recipe.factory.file,
+            factory=recipe.factory.target if recipe.factory else None,
+            factory_file=recipe.factory.file if recipe.factory else None,
             arguments=recipe.arguments,
             unwritten=tuple(recipe.problems),
             eval_mode=tuple(sorted({name for name, submodule in modules if not submodule.training})),

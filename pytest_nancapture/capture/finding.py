@@ -1,9 +1,9 @@
-"""What is not finite after a step's backward: names and kinds, for the log and the bundle. Slow, and only run on an alarm."""
+"""What is not finite after a step's backward: names and kinds, for log and bundle. Slow; only for an alarm."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ class Finding:
 
     losses: tuple[str, ...] = ()
     bad_losses: tuple[int, ...] = ()
-    gradients: Gradients = Gradients()
+    gradients: Gradients = field(default_factory=Gradients)
     buffers: tuple[str, ...] = ()
     weights: tuple[str, ...] = ()
     kind: Literal["nan", "inf"] = "nan"

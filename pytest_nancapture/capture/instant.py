@@ -1,4 +1,4 @@
-"""What is kept of each micro-batch, and of the module when a window begins, until the window's step is known to be good."""
+"""What is kept of each micro-batch, and of the module when a window begins, until its step is known to be good."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pytest_nancapture.bundle.decode import Decoder
+from pytest_nancapture.bundle.encode import Encoder
 from pytest_nancapture.bundle.names import buffers, parameters, submodules
 from pytest_nancapture.bundle.references import LiveResolver
 from pytest_nancapture.bundle.rng import RandomStates
-from pytest_nancapture.bundle.tree import Decoder, Encoder
 from pytest_nancapture.errors import UnwritableValueError
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -49,7 +50,9 @@ class KeptBatch:
 
     def fresh(self) -> Any:
         """The batch again, of tensors that nobody else holds."""
-        return Decoder({name: copy_of(tensor) for name, tensor in self.tensors.items()}, LiveResolver()).decode(self.tree)
+        return Decoder({name: copy_of(tensor) for name, tensor in self.tensors.items()}, LiveResolver()).decode(
+            self.tree
+        )
 
 
 @dataclass
@@ -73,7 +76,7 @@ class Window:
     stepped: bool = False
 
     def restore_tensors(self, module: nn.Module) -> None:
-        """Put buffers and kept weights back as they were; autograd is not told, since no graph of this window lives on."""
+        """Put buffers and kept weights back as they were; autograd is not told: no graph of this window lives on."""
         now = {**dict(parameters(module)), **dict(buffers(module))}
         with torch.no_grad():
             for name, kept in self.tensors.items():
@@ -86,15 +89,15 @@ class Window:
         return [loss for batch in self.batches for loss in batch.losses]
 
 
-class CopyOnWrite(TorchDispatchMode):
+class CopyOnWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While active, copies a parameter just before an operation first writes into it.
 
-    The module's own ``on_train_batch_start`` runs under it: it is the code's to run again in a replay, so the weights to
-    keep are those from before it.
+    The module's own ``on_train_batch_start`` runs under it: it is the code's to run again in a replay, so the weights
+    to keep are those from before it.
     """
 
     def __init__(self, module: nn.Module, kept: dict[str, Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._kept = kept
         self._names: dict[int, list[tuple[str, Tensor]]] = {}
         for name, parameter in parameters(module):
@@ -154,7 +157,7 @@ _ABSENT = object()
 
 
 def _differs(before: Any, now: Any) -> bool:
-    return type(before) is not type(now) or not (before == now or (before != before and now != now))  # noqa: PLR0124, NaN
+    return type(before) is not type(now) or not (before == now or (before != before and now != now))  # NaN is NaN
 
 
 def _lightning_attributes(module: nn.Module) -> set[str]:

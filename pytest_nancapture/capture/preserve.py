@@ -91,7 +91,7 @@ def _buffers(module: nn.Module) -> Callable[[], None]:
             del module._buffers[name]
         for name, buffer, value in saved:
             module._buffers[name] = buffer
-            if buffer is not None:
+            if buffer is not None and value is not None:
                 buffer.data.copy_(value)
 
     return restore

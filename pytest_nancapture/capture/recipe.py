@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from pytest_nancapture.bundle.encode import Encoder
 from pytest_nancapture.bundle.references import Reference, refer
-from pytest_nancapture.bundle.tree import Encoder
 from pytest_nancapture.errors import CaptureError, UnwritableValueError
 
 _REMEDY = (
@@ -65,8 +65,8 @@ def recipe_of(module: nn.Module, factory: str | None) -> Recipe:
     for name, parameter in accepted.items():
         if parameter.default is parameter.empty and name not in given:
             recipe.problems.append(
-                f"argument {name!r} of {kind.__qualname__} is not among its hparams; call self.save_hyperparameters() in "
-                "__init__, or give NaNCapture(factory='package.module:function') a function that builds the module"
+                f"argument {name!r} of {kind.__qualname__} is not among its hparams; call self.save_hyperparameters() "
+                "in __init__, or give NaNCapture(factory='package.module:function') a function that builds the module"
             )
     if recipe.factory is not None:
         recipe.problems.clear()
@@ -98,12 +98,12 @@ def _parameters(kind: type) -> dict[str, inspect.Parameter]:
     return {name: p for name, p in list(signature.parameters.items())[1:] if p.kind not in variable}
 
 
-def _hyperparameters(module: nn.Module, accepted: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+def _hyperparameters(module: Any, accepted: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
     """The saved arguments that the constructor takes, or the one argument that held them all."""
     saved = dict(getattr(module, "hparams_initial", {}))
     whole = getattr(module, "_hparams_name", None)
     if saved and whole in accepted:
-        return {whole: module.hparams_initial}
-    kinds = {p.kind for p in inspect.signature(type(module).__init__).parameters.values()}  # type: ignore[misc]
+        return {str(whole): module.hparams_initial}
+    kinds = {p.kind for p in inspect.signature(type(module).__init__).parameters.values()}
     takes_any = inspect.Parameter.VAR_KEYWORD in kinds
     return {name: value for name, value in saved.items() if name in accepted or takes_any}

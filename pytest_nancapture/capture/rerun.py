@@ -1,4 +1,4 @@
-"""Run the window's step again in place, at loss scale 1, on this rank alone: does the fault come back, and in which batch?"""
+"""Run the window's step again in place, at loss scale 1, on this rank alone: does the fault come back?"""
 
 from __future__ import annotations
 

@@ -300,8 +300,8 @@ class Watch:
         log.warning("nancapture: bundle   %s   %s%s", _shown(path), human_size(Bundle.open(path).size), again)
         if reproduced.of and not reproduced.runs:
             log.warning(
-                "nancapture: the fault did not come back when the step was rerun: it may hang on non-deterministic kernels, "
-                "on hardware, or on state that no bundle holds; this bundle cannot gate anything"
+                "nancapture: the fault did not come back when the step was rerun: it may hang on non-deterministic "
+                "kernels, on hardware, or on state that no bundle holds; this bundle cannot gate anything"
             )
         log.warning("nancapture: replay   pytest --nan-bundles=%s", _shown(settings.dirpath))
         return path
@@ -347,7 +347,7 @@ def _reevaluates(optimizer: Any) -> bool:
 
 def _is_inherited(module: Any, name: str) -> bool:
     """Whether the hook is Lightning's own, which does nothing."""
-    return getattr(type(module), name).__module__.startswith(("lightning.", "pytorch_lightning."))
+    return str(getattr(type(module), name).__module__).startswith(("lightning.", "pytorch_lightning."))
 
 
 def _shown(path: Path) -> str:

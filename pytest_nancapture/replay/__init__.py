@@ -23,8 +23,8 @@ def replay(
 ) -> ReplayResult:
     """Run the captured step once more, with today's code, in a one-device Trainer.
 
-    Nothing is trained: the update is not made (only bundles that carry the optimizer's state make it, on the replay's own
-    copy of the weights), no file is written, and random states, numeric settings and threads are put back afterwards.
+    Nothing is trained: the update is not made (only bundles that carry the optimizer's state make it, on the replay's
+    own copy of the weights), no file is written, and random states, numeric settings and threads are put back.
 
     Args:
         bundle: a bundle, or its folder.

@@ -12,23 +12,24 @@ if TYPE_CHECKING:
     from pytest_nancapture.replay.result import Culprit, ReplayResult
 
 
-def result_page(result: ReplayResult, *, repeat: str) -> str:
+def result_page(result: ReplayResult, *, traced: bool, repeat: str) -> str:
     """The verdict and its reason on the first line, then what led to it.
 
     Args:
         result: of the replay.
+        traced: whether the culprit was looked for.
         repeat: the command that repeats it.
     """
     lines = [f"{result.verdict}: {result.reason}"]
-    lines += [f"  {key:10}  {value}" for key, value in _rows(result, repeat)]
+    lines += [f"  {key:10}  {value}" for key, value in _rows(result, traced, repeat)]
     if result.detail:
         lines += ["", *result.detail.expandtabs().splitlines()]
     return "\n".join(map(printable, lines))
 
 
-def _rows(result: ReplayResult, repeat: str) -> Iterator[tuple[str, str]]:
+def _rows(result: ReplayResult, traced: bool, repeat: str) -> Iterator[tuple[str, str]]:
     if result.culprit is not None:
-        yield from _culprit_rows(result.culprit)
+        yield from _culprit_rows(result.culprit, traced)
     if result.nonfinite:
         yield "not finite", f"{len(result.nonfinite)}: {some(result.nonfinite)}"
     if result.loss is not None:
@@ -39,7 +40,7 @@ def _rows(result: ReplayResult, repeat: str) -> Iterator[tuple[str, str]]:
     yield "repeat", repeat
 
 
-def _culprit_rows(culprit: Culprit) -> Iterator[tuple[str, str]]:
+def _culprit_rows(culprit: Culprit, traced: bool) -> Iterator[tuple[str, str]]:
     if culprit.source:
         yield "culprit", culprit.source.strip()
     place = f"{culprit.file}:{culprit.line}" if culprit.file else ""
@@ -48,4 +49,4 @@ def _culprit_rows(culprit: Culprit) -> Iterator[tuple[str, str]]:
         yield "born at", found
     if culprit.explanation:
         yield "because", culprit.explanation
-    yield "surfaces", f"{culprit.phase}" + ("" if found else "   (add --trace to find the operation and its line)")
+    yield "surfaces", culprit.phase + ("" if found or traced else "   (add --trace to find the operation and its line)")

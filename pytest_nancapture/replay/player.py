@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
+from pytest_nancapture.bundle.decode import Decoder
 from pytest_nancapture.bundle.manifest import Manifest
 from pytest_nancapture.bundle.names import buffers, unique_parameters
 from pytest_nancapture.bundle.rng import RandomStates
-from pytest_nancapture.bundle.tree import Decoder
 from pytest_nancapture.capture.check import is_finite
 from pytest_nancapture.capture.finding import Finding, look
 from pytest_nancapture.capture.wraps import Wraps

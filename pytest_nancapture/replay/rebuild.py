@@ -12,14 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from pytest_nancapture.bundle.bundle import Bundle
+from pytest_nancapture.bundle.decode import Decoder
 from pytest_nancapture.bundle.manifest import ModuleRecord
 from pytest_nancapture.bundle.names import buffers, parameters, submodules, volatile_buffers
 from pytest_nancapture.bundle.references import Resolver, repository_root
-from pytest_nancapture.bundle.tree import Decoder
 from pytest_nancapture.errors import MismatchError, RebuildError
 from pytest_nancapture.replay.script import load_script
 
-_HELP = "build it in the hook pytest_nancapture_module(bundle) of a conftest.py, or capture with NaNCapture(factory=...)"
+_HELP = (
+    "build it in the hook pytest_nancapture_module(bundle) of a conftest.py, or capture with NaNCapture(factory=...)"
+)
 
 
 def resolver_for(bundle: Bundle) -> Resolver:
@@ -52,7 +54,8 @@ def build_module(record: ModuleRecord, decoder: Decoder, resolver: Resolver) -> 
     except Exception as error:
         lacking = f"; {'; '.join(record.unwritten)}" if record.unwritten else f"; {_HELP}"
         raise RebuildError(
-            f"{record.factory or record.target}({', '.join(arguments)}) failed with {type(error).__name__}: {error}{lacking}"
+            f"{record.factory or record.target}({', '.join(arguments)}) failed with {type(error).__name__}: {error}"
+            f"{lacking}"
         ) from error
     check_module(module, record.factory or record.target)
     return module

@@ -38,8 +38,8 @@ class ReplayResult:
     """What a replay found.
 
     Attributes:
-        verdict: ``finite`` (passes), ``nonfinite``, ``vacuous`` (nothing was tested), ``mismatch`` (the captured tensors no
-            longer fit the code) or ``error`` (the step could not be run).
+        verdict: ``finite`` (passes), ``nonfinite``, ``vacuous`` (nothing was tested), ``mismatch`` (the captured
+            tensors no longer fit the code) or ``error`` (the step could not be run).
         loss: the sum over the window's micro-batches, as training would accumulate it; None where there was none.
         nonfinite: names of what is not finite, such as ``loss``, ``gradient fc.weight``, ``buffer bn.running_mean``.
         culprit: where it comes from; None unless the verdict is ``nonfinite``.

@@ -9,7 +9,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -20,9 +20,9 @@ from torch import Tensor
 
 from pytest_nancapture.bundle import numerics, rng
 from pytest_nancapture.bundle.bundle import Bundle
-from pytest_nancapture.bundle.manifest import BATCH, OPTIMIZER, RNG, WEIGHTS, Manifest
+from pytest_nancapture.bundle.decode import Decoder
+from pytest_nancapture.bundle.manifest import BATCH, OPTIMIZER, RNG, WEIGHTS
 from pytest_nancapture.bundle.tensors import read_tensors
-from pytest_nancapture.bundle.tree import Decoder
 from pytest_nancapture.errors import BundleDamagedError, MismatchError, RebuildError
 from pytest_nancapture.replay.device import choose_device
 from pytest_nancapture.replay.hooks import ReplayHooks
@@ -68,7 +68,9 @@ def run_replay(
 
 
 class _Replay:
-    def __init__(self, bundle: Bundle, content: _Content, device: torch.device, hooks: ReplayHooks, folder: str) -> None:
+    def __init__(
+        self, bundle: Bundle, content: _Content, device: torch.device, hooks: ReplayHooks, folder: str
+    ) -> None:
         self._bundle = bundle
         self._content = content
         self._device = device
@@ -131,10 +133,8 @@ class _Replay:
         loader = WindowLoader(batches, manifest.trainer)
         loader.trainer = trainer
         _disarm(module)
-        try:
+        with suppress(Finished):
             trainer.fit(module, train_dataloaders=loader)
-        except Finished:
-            pass
         return player
 
     def _batch(self, tree: Any) -> Any:
@@ -146,16 +146,19 @@ class _Replay:
         """What a reader should know before trusting the verdict."""
         manifest, notes = self._bundle.manifest, []
         if manifest.device_kind != self._device.type:
-            notes.append(
-                f"captured on {manifest.device_kind}, replayed on {self._device.type}: kernels and random numbers differ"
-            )
+            where = f"captured on {manifest.device_kind}, replayed on {self._device.type}"
+            notes.append(f"{where}: kernels and random numbers differ")
         if manifest.trainer.world_size > 1:
-            notes.append(f"captured on rank {manifest.trainer.rank} of {manifest.trainer.world_size}, replayed on one device")
+            notes.append(
+                f"captured on rank {manifest.trainer.rank} of {manifest.trainer.world_size}, replayed on one device"
+            )
         if manifest.module.changed_before_copy:
             notes.append("the step had changed weights before they could be copied")
         return tuple(notes)
 
-    def _without_verdict(self, verdict: Verdict, reason: str, notes: tuple[str, ...], detail: str = "") -> dict[str, Any]:
+    def _without_verdict(
+        self, verdict: Verdict, reason: str, notes: tuple[str, ...], detail: str = ""
+    ) -> dict[str, Any]:
         fields = {"verdict": verdict, "reason": reason, "detail": detail, "notes": notes}
         return {**fields, "loss": None, "nonfinite": (), "culprit": None}
 
@@ -184,7 +187,7 @@ def _read(bundle: Bundle, device: torch.device) -> _Content:
 
 @contextmanager
 def _traceless() -> Iterator[str]:
-    """Random states, numeric settings, ``sys.path``, log levels and warning filters are put back; yields an empty folder."""
+    """Yields an empty folder; random states, numeric settings, ``sys.path``, log levels and filters are put back."""
     loggers = [(logging.getLogger(name), logging.getLogger(name).level) for name in _NOISY]
     path, grad = list(sys.path), torch.is_grad_enabled()
     with ExitStack() as stack:
@@ -220,7 +223,7 @@ def _disarm(module: Any) -> None:
 def _callback(package: str, player: Player) -> Any:
     import importlib
 
-    class Replay(importlib.import_module(package).Callback):  # type: ignore[misc, name-defined]
+    class Replay(importlib.import_module(package).Callback):  # type: ignore[misc]
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             player.on_train_start(trainer)
 
@@ -236,11 +239,9 @@ def _user_traceback(error: Exception) -> str:
         (
             i
             for i, frame in enumerate(frames)
-            if not Path(frame.filename).is_relative_to(ours) and not any(part in Path(frame.filename).parts for part in library)
+            if not Path(frame.filename).is_relative_to(ours)
+            and not any(part in Path(frame.filename).parts for part in library)
         ),
         0,
     )
     return "".join([*traceback.format_list(frames[first:]), *traceback.format_exception_only(error)]).rstrip()
-
-
-__all__ = ["Manifest", "run_replay"]

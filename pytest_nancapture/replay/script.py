@@ -44,7 +44,9 @@ def load_script(path: Path) -> ModuleType:
         pass
     except SystemExit as error:
         del sys.modules[name]
-        raise RebuildError(f"{path} exits when it is imported; put its work under if __name__ == '__main__':") from error
+        raise RebuildError(
+            f"{path} exits when it is imported; put its work under if __name__ == '__main__':"
+        ) from error
     except Exception as error:
         del sys.modules[name]
         raise RebuildError(f"importing {path} failed with {type(error).__name__}: {error}") from error
@@ -63,7 +65,7 @@ def _arguments(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _no_training() -> Iterator[None]:
-    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
         raise _WouldTrain
 
     trainers = [importlib.import_module("lightning.pytorch").Trainer]

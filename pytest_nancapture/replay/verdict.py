@@ -24,7 +24,7 @@ class Judgement:
 
 
 def given_phase(weights: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Phase | None:
-    """``weights`` or ``input`` where those were bad before the step began; to be asked before it, which may change them."""
+    """``weights`` or ``input`` where those are bad before the step begins; ask before it, since it may change them."""
     if not all(map(is_finite, weights.values())):
         return "weights"
     return "input" if not all(map(is_finite, batch.values())) else None

@@ -1,0 +1,191 @@
+"""Batch trees and constructor arguments as JSON, their tensors by name.
+
+JSON's own values stand for themselves; everything else is an object with one tag::
+
+    {"tensor": "6/batch['x']"}   {"dict": [["x", ...], ...]}   {"tuple": [...]}   {"object": "pkg.mod:Sample", ...}
+"""
+
+from __future__ import annotations
+
+import base64
+import collections
+import enum
+import math
+import pathlib
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pytest_nancapture.bundle.objects import EMPTY, builtin_base, pytree_nodes, slots_of
+from pytest_nancapture.bundle.references import refer
+from pytest_nancapture.bundle.tensors import unwritable
+from pytest_nancapture.errors import UnwritableValueError
+
+_REMEDY = "turn it into tensors, numbers, strings or containers of them"
+_PLAIN = (bool, int, str, type(None))
+_NUMPY_AS_TORCH = "biufc"
+"""Kinds of numpy dtypes that torch has too."""
+
+
+class Encoder:
+    """Turns values into JSON, putting their tensors aside.
+
+    Attributes:
+        tensors: those met so far, by name; the very tensors, not copies.
+    """
+
+    def __init__(self, *, prefix: str = "", device: torch.device | str = "cpu", remedy: str = _REMEDY) -> None:
+        """`prefix` starts the tensors' names; `device` is the run's, and tensors elsewhere keep a note of where.
+
+        `remedy` ends the messages of errors.
+        """
+        self._prefix = prefix
+        self.tensors: dict[str, Tensor] = {}
+        self._names: dict[int, str] = {}
+        self._device = torch.device(device)
+        self._remedy = remedy
+        self._above: list[int] = []
+
+    def encode(self, value: Any, where: str) -> Any:
+        """The JSON form of `value`; `where` is its path, for messages and for the names of its tensors.
+
+        Raises:
+            UnwritableValueError: something in it has no form on disk.
+        """
+        if type(value) in _PLAIN:
+            return value
+        if id(value) in self._above:
+            raise self._error(where, "it contains itself")
+        self._above.append(id(value))
+        try:
+            return self._encode(value, where)
+        except RecursionError:
+            raise self._error(where, "it is nested too deeply") from None
+        finally:
+            self._above.pop()
+
+    def _encode(self, value: Any, where: str) -> Any:  # noqa: C901, one branch per kind of value
+        kind = type(value)
+        if isinstance(value, Tensor):
+            return self._tensor(value, where)
+        if isinstance(value, enum.Enum):
+            return {"enum": self._refer(kind, where), "name": value.name}
+        if kind is float:
+            return value if math.isfinite(value) else {"float": str(value)}
+        if kind is complex:
+            return {"complex": [self._encode(value.real, where), self._encode(value.imag, where)]}
+        if kind in (bytes, bytearray):
+            return {kind.__name__: base64.b64encode(value).decode()}
+        if isinstance(value, (np.ndarray, np.generic)):
+            return self._numpy(value, where)
+        if kind is list or kind in (tuple, set, frozenset, torch.Size):
+            return {kind.__name__: self._items(value, where)}
+        if kind is dict:
+            return {"dict": self._pairs(value, where)}
+        if kind is slice or kind is range:
+            return {kind.__name__: [value.start, value.stop, value.step]}
+        if isinstance(value, torch.dtype):
+            return {"dtype": str(value).removeprefix("torch.")}
+        if isinstance(value, torch.device):
+            return {"device": str(value)}
+        if isinstance(value, pathlib.PurePath):
+            return {"path": str(value)}
+        if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
+            return {"reference": self._refer(value, where)}
+        if kind.__module__.partition(".")[0] == "omegaconf":
+            from omegaconf import OmegaConf
+
+            return {"omegaconf": self.encode(OmegaConf.to_container(value, resolve=False), where)}
+        return self._object(value, where)
+
+    def _object(self, value: Any, where: str) -> Any:
+        kind = type(value)
+        if isinstance(value, tuple) and hasattr(kind, "_fields"):
+            return {"namedtuple": self._refer(kind, where), "fields": self._items(value, where)}
+        if kind in pytree_nodes():
+            children, context = pytree_nodes()[kind].flatten_fn(value)
+            return {
+                "pytree": self._refer(kind, where),
+                "children": self._items(children, where),
+                "context": self.encode(context, f"{where}.context"),
+            }
+        if isinstance(value, np.random.Generator) or callable(getattr(value, "__next__", None)):
+            raise self._error(where, f"a {kind.__qualname__} cannot be written")
+        return {"object": self._refer(kind, where), **self._state(value, where)}
+
+    def _state(self, value: Any, where: str) -> dict[str, Any]:
+        """Of an object: attributes, slots, and the items of a container."""
+        kind = type(value)
+        base = builtin_base(kind)
+        names = {**getattr(value, "__dict__", {}), **slots_of(value)}
+        # What is neither a container nor has attributes keeps its state in compiled code, out of our sight.
+        if base not in EMPTY or (base is object and not names and not hasattr(value, "__dict__")):
+            raise self._error(where, f"a {kind.__module__}.{kind.__qualname__} cannot be written")
+        state: dict[str, Any] = {}
+        if names:
+            state["state"] = [[name, self.encode(item, f"{where}.{name}")] for name, item in names.items()]
+        if issubclass(kind, dict):
+            state["pairs"] = self._pairs(value, where)
+        elif issubclass(kind, (list, tuple, set, frozenset)):
+            state["items"] = self._items(value, where)
+        if isinstance(value, collections.defaultdict) and value.default_factory is not None:
+            state["default"] = self._refer(value.default_factory, f"{where}.default_factory")
+        return state
+
+    def _tensor(self, value: Tensor, where: str) -> dict[str, Any]:
+        problem = unwritable(value)
+        if problem:
+            raise self._error(where, problem)
+        name = self._names.setdefault(id(value), self._prefix + where)
+        self.tensors[name] = value
+        node: dict[str, Any] = {"tensor": name}
+        if value.device.type != self._device.type:
+            node["device"] = value.device.type
+        if value.requires_grad:
+            node["requires_grad"] = True
+        if type(value) is torch.nn.Parameter:
+            node["parameter"] = True
+        elif type(value) is not Tensor:
+            node["subclass"] = self._refer(type(value), where)
+            extra = {k: v for k, v in vars(value).items() if not isinstance(v, Tensor)}
+            node["state"] = [[k, self.encode(v, f"{where}.{k}")] for k, v in extra.items()]
+        return node
+
+    def _numpy(self, value: Any, where: str) -> dict[str, Any]:
+        array = np.asarray(value)
+        name = self._prefix + where
+        node: dict[str, Any] = {"ndarray" if isinstance(value, np.ndarray) else "numpy_scalar": name}
+        if array.dtype.kind in "mM":
+            node["dtype"] = array.dtype.str
+            array = array.view(np.int64)
+        elif array.dtype.kind in "US":
+            node["dtype"] = array.dtype.str
+            array = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
+            node["shape"] = list(np.shape(value))
+        elif array.dtype.kind not in _NUMPY_AS_TORCH or array.dtype.itemsize > 16 or array.dtype == np.longdouble:
+            raise self._error(where, f"a numpy array of dtype {array.dtype} cannot be written")
+        # A copy: torch refuses what is read-only, swapped in byte order or strided backwards.
+        self.tensors[name] = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C", copy=True))
+        return node
+
+    def _items(self, values: Any, where: str) -> list[Any]:
+        return [self.encode(item, f"{where}[{i}]") for i, item in enumerate(values)]
+
+    def _pairs(self, value: Mapping[Any, Any], where: str) -> list[list[Any]]:
+        return [
+            [self.encode(key, f"{where} key"), self.encode(item, f"{where}[{key!r}]")] for key, item in value.items()
+        ]
+
+    def _refer(self, obj: Any, where: str) -> Any:
+        try:
+            reference = refer(obj)
+        except ValueError as error:
+            raise self._error(where, str(error)) from error
+        return reference.target if reference.file is None else [reference.target, reference.file]
+
+    def _error(self, where: str, problem: str) -> UnwritableValueError:
+        return UnwritableValueError(where, problem, self._remedy)
