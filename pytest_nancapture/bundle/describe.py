@@ -45,6 +45,20 @@ def table(bundles: Mapping[str, Bundle]) -> list[str]:
     return lines if bundles else []
 
 
+def summary(bundle: Bundle) -> dict[str, Any]:
+    """What the table says of one bundle, as JSON-ready values."""
+    names = ("global_step", "epoch", "batch_idx", "kind", "found_in")
+    return {
+        "path": str(bundle.path),
+        "damaged": None,
+        **{name: getattr(bundle.fault, name) for name in names},
+        "reproduced": dataclasses.asdict(bundle.fault.reproduced),
+        "size": bundle.size,
+        "device": device(bundle),
+        "known": bundle.known,
+    }
+
+
 def page(bundle: Bundle) -> str:
     """Everything a person may want to know about a bundle.
 

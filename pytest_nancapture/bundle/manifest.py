@@ -64,6 +64,7 @@ class Fault:
         buffers: names of buffers that the step left non-finite.
         weights: names of parameters and buffers that were non-finite before the step began or, with
             ``optimizer_history``, after its update.
+        seen: how many steps of the run had this fault; the bundle is the first one's.
     """
 
     kind: Literal["nan", "inf"]
@@ -77,6 +78,7 @@ class Fault:
     gradients: Gradients = Gradients()
     buffers: tuple[str, ...] = ()
     weights: tuple[str, ...] = ()
+    seen: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

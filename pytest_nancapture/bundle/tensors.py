@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ def read_tensors(path: Path, layouts: Layouts, device: torch.device | str = "cpu
         ValueError: file and layouts do not fit each other.
     """
     with safe_open(path, framework="pt", device="cpu") as file:
-        plain = {name: file.get_tensor(name).to(device) for name in file.keys()}  # noqa: SIM118, no iterator
+        plain = {name: _aligned(file.get_tensor(name)).to(device) for name in file.keys()}  # noqa: SIM118, no iterator
     try:
         return unpack(plain, layouts)
     except (KeyError, TypeError, RuntimeError, AttributeError) as error:
@@ -161,7 +161,7 @@ def _pack_group(group: dict[str, Tensor], plain: dict[str, Tensor], layouts: Lay
         first.setdefault(key, name)
     for cluster in _overlapping(group):
         (name, tensor), *others = cluster.items()
-        if not others and tensor.is_contiguous() and tensor.dtype in _NATIVE:
+        if not others and tensor.dtype in _NATIVE and tensor.stride() == _row_major(tensor.shape):
             plain[name] = tensor
             continue
         start = min(_range(tensor)[0] for tensor in cluster.values()) // _ALIGNMENT * _ALIGNMENT
@@ -214,6 +214,17 @@ def _span(shape: Any, stride: Any) -> int:
     return 1 + sum(int((size - 1) * step) for size, step in zip(shape, stride, strict=True))
 
 
+def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides that reading gives; `is_contiguous` asks less, of dimensions of size 0 or 1 nothing at all."""
+    return torch.empty(shape, device="meta").stride()
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """Bytes lie anywhere in the file, and what they are made into may crash where it is not aligned."""
+    misplaced = tensor.dtype is torch.uint8 and tensor.data_ptr() % _ALIGNMENT
+    return tensor.clone() if misplaced else tensor
+
+
 def _bytes(tensor: Tensor, start: int, stop: int) -> Tensor:
     flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return flat.set_(tensor.untyped_storage(), start, (max(stop - start, 0),), (1,)) if tensor.numel() else flat
@@ -232,7 +243,9 @@ def _build_sparse(layout: Mapping[str, Any], parts: list[Tensor]) -> Tensor:
         result = torch.sparse_coo_tensor(indices, values, layout["shape"], check_invariants=True)
         return result._coalesced_(bool(layout["coalesced"]))
     outer, inner, values = parts
-    kind = next(kind for kind in _COMPRESSED if str(kind) == f"torch.{layout['sparse']}")
+    kind = getattr(torch, layout["sparse"], None)
+    if kind not in _COMPRESSED:
+        raise ValueError(f"torch has no sparse layout {layout['sparse']!r}")
     return torch.sparse_compressed_tensor(
         outer, inner, values, layout["shape"], layout=kind, device=values.device, check_invariants=True
     )
@@ -240,8 +253,8 @@ def _build_sparse(layout: Mapping[str, Any], parts: list[Tensor]) -> Tensor:
 
 def _dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"torch has no dtype {name!r}")
+    if not isinstance(dtype, torch.dtype) or name.startswith(("qint", "quint")):
+        raise ValueError(f"torch has no dtype {name!r} that a bundle may hold")
     return dtype
 
 

@@ -76,14 +76,8 @@ class NaNCapture(Callback):
             raise CaptureError(
                 f"NaNCapture cannot capture under {strategy}: no rank holds the whole module; use DDP or one device"
             )
-        if trainer.world_size > 1:
-            log.warning(
-                "nancapture: %d ranks: each writes bundles of its own, and ranks do not wait for each other yet; use "
-                "on_capture='raise'",
-                trainer.world_size,
-            )
         recipe = recipe_of(pl_module, self._factory)
-        for problem in recipe.problems:
+        for problem in recipe.problems if trainer.is_global_zero else ():
             log.warning("nancapture: bundles of this run cannot be replayed without help: %s", problem)
         self._watch = Watch(trainer, pl_module, recipe, self._settings)
         self._watch.begin()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 _FUSED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _TINY = 5e-324
 """Times 1 it is 0 where the processor flushes denormals; then writing gradients back would change them."""
 
@@ -55,6 +56,12 @@ def has_nan(tensor: Tensor) -> bool:
 def is_zero(tensor: Tensor) -> bool:
     """Whether every value of one tensor is 0."""
     return not bool(_upcast(_dense(tensor.detach())).any())
+
+
+def fingerprint(tensor: Tensor) -> Tensor:
+    """A sum of the bits, int64: different for different values but by chance; it stays on the device."""
+    values = _dense(tensor.detach())
+    return values.view(_INTEGERS[values.element_size()]).sum(dtype=torch.int64)
 
 
 def _is_number(tensor: Tensor) -> bool:

@@ -39,6 +39,7 @@ class Capture:
         guilty: position of the guilty micro-batch in the window.
         target: which optimizer step of the window is the guilty one.
         first_buffers: name -> (id, version) of every buffer when fit began.
+        changed_before_copy: weights that the step had written before they could be copied.
         optimizer_states: before the update; None where a replay does not need them.
     """
 
@@ -52,9 +53,10 @@ class Capture:
     reproduced: Reproduced
     attributes: Mapping[tuple[str, str], Any]
     first_buffers: Mapping[str, tuple[int, int]]
+    changed_before_copy: tuple[str, ...] = ()
     optimizer_states: list[Any] | None = None
 
-    def write(self, dirpath: Path) -> Path:
+    def write(self, dirpath: Path, fault: Fault) -> Path:
         """Write the bundle and return its folder.
 
         Raises:
@@ -73,7 +75,7 @@ class Capture:
             optimizer = OptimizerRecord(states=tuple(trees))
         rng = [batch.rng.encode(str(batch.batch_idx)) for batch in self.window.batches]
         manifest = Manifest(
-            fault=self._fault(),
+            fault=fault,
             module=record,
             trainer=self._trainer_record(),
             numerics=numeric_settings(),
@@ -88,7 +90,7 @@ class Capture:
         )
         return write_bundle(
             dirpath,
-            f"step-{manifest.fault.global_step:06d}-rank-{self.trainer.global_rank}",
+            f"step-{fault.global_step:06d}-rank-{self.trainer.global_rank}",
             manifest,
             weights={**self._weights(), **self.recipe.tensors, **attribute_tensors},
             batch={name: tensor for batch in self.window.batches for name, tensor in batch.tensors.items()},
@@ -108,7 +110,8 @@ class Capture:
         kept = {name: tensor for name, tensor in self.window.tensors.items() if name in live}
         return {**live, **kept}
 
-    def _fault(self) -> Fault:
+    def fault(self) -> Fault:
+        """What the bundle says of the fault."""
         counters, finding = self.window.counters, self.finding
         return Fault(
             kind=finding.kind,
@@ -138,6 +141,7 @@ class Capture:
             eval_mode=tuple(sorted({name for name, submodule in modules if not submodule.training})),
             frozen=self.window.frozen,
             attributes=attributes,
+            changed_before_copy=self.changed_before_copy,
             compiled=tuple(sorted({name for name, submodule in modules if _is_compiled(submodule)})),
         )
 

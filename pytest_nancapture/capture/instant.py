@@ -64,7 +64,10 @@ class Window:
         attributes: plain attributes of submodules that are known to change, as they were.
         frozen: parameters that required no gradient.
         counters: of the Trainer.
-        optimizer_steps: how many optimizer steps were made since the window began.
+        states: optimizer states from before the first update of the window, by the optimizer's position, where kept.
+        optimizer_steps: how many times an optimizer was about to step, or asked for another evaluation.
+        stepped: whether the window is closed: the next micro-batch opens another.
+        reevaluates: whether an optimizer evaluates its closure several times a step.
     """
 
     tensors: dict[str, Tensor]
@@ -72,8 +75,10 @@ class Window:
     frozen: tuple[str, ...]
     counters: dict[str, int]
     batches: list[KeptBatch] = field(default_factory=list)
+    states: dict[int, Any] = field(default_factory=dict)
     optimizer_steps: int = 0
     stepped: bool = False
+    reevaluates: bool = False
 
     def restore_tensors(self, module: nn.Module) -> None:
         """Put buffers and kept weights back as they were; autograd is not told: no graph of this window lives on."""

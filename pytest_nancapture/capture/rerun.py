@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pytest_nancapture.bundle.names import buffers, unique_parameters
@@ -37,6 +39,10 @@ class Outcome:
         return bool(self.finding.found_in) and not self.dropped
 
 
+class _Arrived(Exception):  # noqa: N818, no error: it leaves the optimizer's own loop
+    """The evaluation to judge was reached."""
+
+
 @dataclass
 class Rerun:
     """One rerun; while it lasts the watch hands it every backward pass and optimizer step.
@@ -57,6 +63,7 @@ class Rerun:
     guilty: int | None = None
     steps: int = 0
     finding: Finding | None = None
+    last_loss: Tensor | None = None
 
     def run(self) -> Outcome:
         """Replay every micro-batch from the instant, and put everything back.
@@ -66,13 +73,43 @@ class Rerun:
         """
         with preserved(self.trainer, self.module, updates=self.target > 0), self._quiet(), self._unscaled():
             self.window.restore_tensors(self.module)
-            for batch in self.window.batches:
-                self._micro_batch(batch)
+            for position, state in self.window.states.items():
+                self.trainer.optimizers[position].load_state_dict(state)
+            if self.window.reevaluates and self.target:
+                self._reevaluate()
+            else:
+                for batch in self.window.batches:
+                    self._micro_batch(batch)
             if self.finding is None:
                 self.judge()
         assert self.finding is not None
         dropped = self.raw_bad and not self.finding.gradients.nonfinite and not self.finding.buffers
         return Outcome(finding=self.finding, guilty=self.guilty, dropped=dropped)
+
+    def arrive(self) -> bool:
+        """An optimizer is about to step; True where this is the step to judge, and it must not be made."""
+        self.steps += 1
+        if self.steps <= self.target:
+            for losses in self.losses:
+                losses.clear()
+            return False
+        self.judge()
+        return True
+
+    def _reevaluate(self) -> None:
+        """Let the optimizer evaluate its closure until the evaluation to judge."""
+
+        def closure() -> Tensor:
+            self.optimizer.zero_grad()
+            self.losses.clear()
+            self._micro_batch(self.window.batches[-1])
+            if self.arrive():
+                raise _Arrived
+            assert self.last_loss is not None
+            return self.last_loss
+
+        with suppress(_Arrived):
+            self.optimizer.step(closure)
 
     def judge(self) -> None:
         """Look at what the guilty optimizer step is about to use."""
@@ -102,7 +139,10 @@ class Rerun:
         if loss is None:
             return
         loss = loss / self.trainer.accumulate_grad_batches
-        self.losses[-1].append(loss)
+        self.last_loss = loss
+        note = self.losses[-1]
+        if loss.requires_grad:
+            loss.register_hook(lambda _: note.append(loss.detach()))
         self.module.backward(loss)
         self.raw_bad = self.raw_bad or not all_finite(gradients_of(self.module))
         self.module.on_after_backward()
@@ -115,6 +155,9 @@ class Rerun:
     def _quiet(self) -> Iterator[None]:
         """Nothing is logged or profiled twice; ``preserved`` takes the stand-ins off again."""
         vars(self.module).update(log=_ignore, log_dict=_ignore)
+        for submodule in self.module.modules():
+            if isinstance(submodule, torch.nn.SyncBatchNorm):
+                vars(submodule)["forward"] = partial(_local_batch_norm, submodule)
         self.trainer.profiler = _pass_through(self.trainer.profiler)
         yield
 
@@ -139,6 +182,11 @@ def parameters_of(optimizer: Any) -> list[Tensor]:
 def gradients_of(module: Any) -> list[Tensor]:
     """All gradients that there are."""
     return [parameter.grad for _, parameter in unique_parameters(module) if parameter.grad is not None]
+
+
+def _local_batch_norm(module: torch.nn.SyncBatchNorm, value: Tensor) -> Tensor:
+    """SyncBatchNorm without the other ranks, which may not be rerunning."""
+    return torch.nn.modules.batchnorm._BatchNorm.forward(module, value)
 
 
 def _ignore(*args: Any, **kwargs: Any) -> None:

@@ -32,7 +32,9 @@ from pytest_nancapture.replay.result import Culprit, ReplayResult, Verdict
 from pytest_nancapture.replay.trainer import WindowLoader, build_trainer, framework_of, set_counters
 from pytest_nancapture.replay.verdict import given_phase, judge
 
-_NOISY = ("lightning", "lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
+_PACKAGES = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
+_NOISY = (*_PACKAGES, *(f"{package}.utilities.rank_zero" for package in _PACKAGES))
+"""Loggers that tell of hardware and more that is about training runs; importing Lightning sets the first ones."""
 _ARGUMENTS = ("argument/", "attribute/")
 """What begins the names of tensors in ``weights.safetensors`` that are no weights."""
 

@@ -38,7 +38,7 @@ def load_script(path: Path) -> ModuleType:
     sys.modules[name] = module
     sys.path.insert(0, str(path.parent))
     try:
-        with _no_training(), _arguments(path):
+        with _no_training(path), _arguments(path):
             spec.loader.exec_module(module)
     except _WouldTrain:
         pass
@@ -64,12 +64,12 @@ def _arguments(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _no_training() -> Iterator[None]:
+def _no_training(path: Path) -> Iterator[None]:
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise _WouldTrain
 
     trainers = [importlib.import_module("lightning.pytorch").Trainer]
-    if "pytorch_lightning" in sys.modules or importlib.util.find_spec("pytorch_lightning"):
+    if "pytorch_lightning" in sys.modules or "pytorch_lightning" in path.read_text(encoding="utf-8", errors="replace"):
         trainers.append(importlib.import_module("pytorch_lightning").Trainer)
     entries = ("fit", "validate", "test", "predict")
     before = [(trainer, entry, getattr(trainer, entry)) for trainer in trainers for entry in entries]

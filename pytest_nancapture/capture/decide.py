@@ -1,0 +1,105 @@
+"""Is it a fault, whose, and which micro-batch's? Reruns in place tell, on all ranks together."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+
+from pytest_nancapture.bundle.manifest import Reproduced
+from pytest_nancapture.capture.finding import Finding
+from pytest_nancapture.capture.ranks import Ranks
+from pytest_nancapture.capture.rerun import Outcome
+
+log = logging.getLogger("pytest_nancapture")
+
+
+class Share(IntEnum):
+    """One rank's part in a step that is not finite."""
+
+    NONE = 0
+    """Nothing of its own is bad."""
+    GUILTY = 1
+    """Its own loss, gradients or buffers are, and it came back in a rerun, or none was asked for."""
+    EXCUSED = 2
+    """A scaler's overflow, or what the user's own hooks mended before the update."""
+    UNPROVEN = 3
+    """Something is bad, but it did not come back in a rerun."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What all ranks have agreed upon.
+
+    Attributes:
+        blamed: the ranks at fault.
+        finding: this rank's; where its gradients were mixed with other ranks', those of the rerun, which are its own.
+        guilty: position of the guilty micro-batch in this rank's window.
+        reproduced: how often it came back.
+    """
+
+    blamed: tuple[int, ...]
+    finding: Finding
+    guilty: int
+    reproduced: Reproduced
+
+
+def decide(
+    finding: Finding,
+    ranks: Ranks,
+    *,
+    scaled: bool,
+    batches: int,
+    confirm: int,
+    rerun: Callable[[], Outcome | None],
+) -> Decision | None:
+    """Decide about a step that is not finite on some rank; every rank comes here at the same time.
+
+    Args:
+        finding: what this rank saw.
+        scaled: whether gradients were scaled, so that an overflow is routine.
+        batches: micro-batches in the window.
+        confirm: how many reruns were asked for; at least one is made where only that can decide.
+        rerun: runs the window again in place; None where it could not be run.
+
+    Returns:
+        None where there was no fault.
+    """
+    undecided = ranks.count > 1 or (scaled and not finding.bad_losses) or finding.found_in == ("loss",)
+    outcomes = [rerun() for _ in range(max(confirm, int(undecided)))]
+    done = [outcome for outcome in outcomes if outcome is not None]
+    seen = [outcome for outcome in done if outcome.failed]
+    shares = ranks.gather(_share(finding, done, seen, scaled=scaled, alone=ranks.count == 1))
+    blamed = [rank for rank, share in enumerate(shares) if share == Share.GUILTY]
+    if not blamed:
+        unproven = [rank for rank, share in enumerate(shares) if share == Share.UNPROVEN]
+        if not unproven or scaled:
+            return None
+        blamed = unproven[:1]
+    if seen and not finding.bad_losses:
+        mine = seen[0].finding
+        finding = dataclasses.replace(finding, gradients=mine.gradients, kind=mine.kind, buffers=mine.buffers)
+    positions = [outcome.guilty for outcome in seen if outcome.guilty is not None]
+    return Decision(
+        blamed=tuple(blamed),
+        finding=finding,
+        guilty=next(iter([*finding.bad_losses, *positions, batches - 1])),
+        reproduced=Reproduced(runs=len(seen), of=len(done)) if confirm else Reproduced(),
+    )
+
+
+def _share(finding: Finding, done: list[Outcome], seen: list[Outcome], *, scaled: bool, alone: bool) -> Share:
+    if not finding.found_in:
+        return Share.NONE
+    if any(outcome.dropped for outcome in done):
+        return Share.EXCUSED
+    if seen or finding.bad_losses:
+        return Share.GUILTY
+    if scaled and done:
+        return Share.EXCUSED
+    if done and not alone:
+        # Its gradients were mixed with other ranks' before anybody could look: one of those is to blame, if any.
+        return Share.UNPROVEN
+    return Share.GUILTY

@@ -1,0 +1,133 @@
+"""Keeps what a bundle would need: each window from its instant on, and weights from before something moves them."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_nancapture.bundle.names import buffers, parameters, unique_parameters
+from pytest_nancapture.capture.check import fingerprint
+from pytest_nancapture.capture.instant import AttributeWatch, CopyOnWrite, KeptBatch, Window, copy_of
+
+_FINGERPRINTED = 2
+"""So many first windows take fingerprints of all weights that no optimizer updates: a write through ``.data`` leaves
+the version as it was."""
+
+
+class Keeper:
+    """Opens windows and fills them.
+
+    A step must not cost a copy of the weights, so weights are kept only where they may move between the instant and the
+    look at the gradients: under the module's own ``on_train_batch_start`` (copied as they are written), in the step
+    itself (a teacher's average; found in the first windows and by version counters, then kept before each step), and in
+    updates that further looks of the same step follow (kept before the update).
+
+    Attributes:
+        window: the one that is open, or closed by the last optimizer step; None before the first.
+    """
+
+    def __init__(self, trainer: Any, module: Any) -> None:
+        self.window: Window | None = None
+        self.attributes = AttributeWatch(module)
+        self.first_buffers = {name: (id(buffer), buffer._version) for name, buffer in buffers(module)}
+        self._trainer = trainer
+        self._module = module
+        self._own_start_hook = not _is_inherited(module, "on_train_batch_start")
+        self._moving: set[str] = set()
+        self._versions: dict[str, int] = {}
+        self._fingerprints: dict[str, Tensor] = {}
+        self._windows = 0
+        self._most_steps = 0
+
+    def keep_batch(self, batch: Any, batch_idx: int) -> Any:
+        """Keep a micro-batch, in a new window if the last was closed.
+
+        Returns:
+            A context manager to run the module's own ``on_train_batch_start`` under, or None where it has none.
+        """
+        if self.window is None or self.window.stepped:
+            self._open()
+        assert self.window is not None
+        self.window.batches.append(KeptBatch.keep(batch, batch_idx, self._module.device))
+        return CopyOnWrite(self._module, self.window.tensors) if self._own_start_hook else None
+
+    def keep_before_update(self, optimizer: Any) -> None:
+        """Keep weights and state of an optimizer before it steps, if the window may see another look after it."""
+        window = self.window
+        assert window is not None
+        one_look = self._module.automatic_optimization or window.optimizer_steps >= self._most_steps > 0
+        if one_look and not window.reevaluates:
+            return
+        position = self._trainer.optimizers.index(optimizer)
+        if position not in window.states:
+            ours = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            for name, parameter in parameters(self._module):
+                if id(parameter) in ours:
+                    window.tensors.setdefault(name, copy_of(parameter))
+            window.states[position] = copy.deepcopy(optimizer.state_dict())
+
+    def keep_all(self) -> None:
+        """Keep all weights and all optimizers' states."""
+        window = self.window
+        assert window is not None
+        for name, parameter in parameters(self._module):
+            window.tensors.setdefault(name, copy_of(parameter))
+        for position, optimizer in enumerate(self._trainer.optimizers):
+            window.states.setdefault(position, copy.deepcopy(optimizer.state_dict()))
+
+    def learn(self) -> None:
+        """Before the window's first update: which weights has the step itself moved?"""
+        now = dict(unique_parameters(self._module))
+        self._moving |= {
+            name for name, before in self._fingerprints.items() if name in now and fingerprint(now[name]) != before
+        }
+        self._fingerprints = {}
+        if math.log2(self._windows).is_integer():
+            self._moving |= self.moved()
+
+    def moved(self) -> set[str]:
+        """Weights that were written since the instant and before any update, without having been kept."""
+        assert self.window is not None
+        return {
+            name
+            for name, parameter in unique_parameters(self._module)
+            if name not in self.window.tensors and parameter._version != self._versions.get(name, parameter._version)
+        }
+
+    def _open(self) -> None:
+        module, trainer = self._module, self._trainer
+        if self.window is not None:
+            self._most_steps = max(self._most_steps, self.window.optimizer_steps)
+        self._windows += 1
+        tensors = {name: copy_of(buffer) for name, buffer in buffers(module)}
+        tensors.update((name, copy_of(p)) for name, p in parameters(module) if name in self._moving)
+        self._versions = {name: parameter._version for name, parameter in unique_parameters(module)}
+        if self._windows <= _FINGERPRINTED:
+            updated = {id(p) for optimizer in trainer.optimizers for g in optimizer.param_groups for p in g["params"]}
+            fixed = {name: parameter for name, parameter in unique_parameters(module) if id(parameter) not in updated}
+            self._fingerprints = {name: fingerprint(parameter) for name, parameter in fixed.items()}
+        self.window = Window(
+            tensors=tensors,
+            attributes=self.attributes.keep(),
+            frozen=tuple(name for name, parameter in unique_parameters(module) if not parameter.requires_grad),
+            counters={
+                "global_step": trainer.global_step,
+                "epoch": trainer.current_epoch,
+                "total_batch_idx": trainer.fit_loop.epoch_loop.total_batch_idx,
+            },
+            reevaluates=any(reevaluates(optimizer) for optimizer in trainer.optimizers),
+        )
+
+
+def reevaluates(optimizer: Any) -> bool:
+    """Whether the optimizer calls its closure several times a step, and so moves the weights before the last look."""
+    return isinstance(optimizer, torch.optim.LBFGS)
+
+
+def _is_inherited(module: Any, name: str) -> bool:
+    """Whether the hook is Lightning's own, which does nothing."""
+    return str(getattr(type(module), name).__module__).startswith(("lightning.", "pytorch_lightning."))

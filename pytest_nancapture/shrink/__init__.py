@@ -1,0 +1,1 @@
+"""From a captured bundle to a fixture: prove that it is red, put it in its place."""
