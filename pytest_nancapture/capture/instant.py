@@ -88,6 +88,13 @@ class Window:
                 if name in now and now[name].shape == kept.shape:
                     now[name].data.copy_(kept)
 
+    def restore_attributes(self, module: nn.Module) -> None:
+        """Put the plain attributes that are known to change back as they were."""
+        modules = dict(submodules(module))
+        for (path, name), value in self.attributes.items():
+            if path in modules:
+                vars(modules[path])[name] = value
+
     @property
     def losses(self) -> list[Tensor]:
         """All that were backpropagated."""

@@ -73,6 +73,7 @@ class Rerun:
         """
         with preserved(self.trainer, self.module, updates=self.target > 0), self._quiet(), self._unscaled():
             self.window.restore_tensors(self.module)
+            self.window.restore_attributes(self.module)
             for position, state in self.window.states.items():
                 self.trainer.optimizers[position].load_state_dict(state)
             if self.window.reevaluates and self.target:

@@ -242,8 +242,10 @@ class Watch:
             finding = dataclasses.replace(finding, weights=bad_before)
         log.warning("%snancapture: step %d: %s", self._new_line, window.counters["global_step"], finding.summary)
         states: list[Any] | None = None
-        if len(window.states) == len(self._trainer.optimizers) and (target or window.reevaluates or finding.weights):
-            states = [window.states[position] for position in range(len(window.states))]
+        if window.states and (target or window.reevaluates or finding.weights):
+            # An optimizer that has not stepped in this window is still as it was.
+            live = enumerate(self._trainer.optimizers)
+            states = [window.states.get(position) or optimizer.state_dict() for position, optimizer in live]
         capture = Capture(
             trainer=self._trainer,
             module=self._module,

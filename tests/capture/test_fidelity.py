@@ -1,0 +1,131 @@
+"""What a replay computes is what training computed, to the last bit."""
+
+import dataclasses
+import tempfile
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from training import capture_one
+
+from pytest_nancapture.replay import replay
+from pytest_nancapture.replay.hooks import ReplayHooks
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A random small network, how it is trained, and where its fault is planted."""
+
+    width: int
+    depth: int
+    batch_norm: bool
+    dropout: float
+    tied: bool
+    manual: bool
+    accumulate: int
+    precision: str
+    optimizer: str
+    bad: int
+    backward_only: bool
+
+
+class Net(pl.LightningModule):
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.plan = plan
+        self.automatic_optimization = not plan.manual
+        self.layers = nn.ModuleList(nn.Linear(plan.width, plan.width) for _ in range(plan.depth))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(plan.width) for _ in range(plan.depth if plan.batch_norm else 0))
+        if plan.tied:
+            self.layers.append(nn.Linear(plan.width, plan.width))
+            self.layers[-1].weight = self.layers[0].weight
+        self.scale = nn.Parameter(torch.zeros(1))
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor | None:
+        h, good = batch
+        for i, layer in enumerate(self.layers):
+            h = layer(h)
+            if i < len(self.norms):
+                h = self.norms[i](h)
+            h = nn.functional.dropout(torch.tanh(h), self.plan.dropout, self.training)
+        h = h.float()
+        if self.plan.backward_only:
+            loss = h.pow(2).mean() + (self.scale * good[0] + 1 - good[0]).abs().add(good[0]).sub(1 - good[0]).sqrt().sum()
+        else:
+            loss = h.pow(2).mean() * (good.sum() / good.sum())
+        if not self.plan.manual:
+            return loss
+        optimizer = self.optimizers()
+        self.manual_backward(loss / self.plan.accumulate)
+        if (batch_idx + 1) % self.plan.accumulate == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        return None
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return getattr(torch.optim, self.plan.optimizer)(self.parameters(), lr=1e-2)
+
+
+class Recorder(pl.Callback):
+    """Losses and gradients of the last step before which the run was ended."""
+
+    def __init__(self) -> None:
+        self.losses: list[torch.Tensor] = []
+        self.gradients: dict[str, torch.Tensor] = {}
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: torch.Tensor) -> None:
+        self.losses.append(loss.detach().clone())
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        self.gradients = {n: p.grad.clone() for n, p in pl_module.named_parameters() if p.grad is not None}
+
+
+def same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Equal to the bit, NaNs in the same places."""
+    nan = left.isnan()
+    return left.dtype == right.dtype and torch.equal(nan, right.isnan()) and torch.equal(left[~nan], right[~nan])
+
+
+plans = st.builds(
+    Plan,
+    width=st.integers(1, 5),
+    depth=st.integers(1, 3),
+    batch_norm=st.booleans(),
+    dropout=st.sampled_from([0.0, 0.3]),
+    tied=st.booleans(),
+    manual=st.booleans(),
+    accumulate=st.integers(1, 4),
+    precision=st.sampled_from(["32-true", "bf16-mixed"]),
+    optimizer=st.sampled_from(["SGD", "Adam", "AdamW"]),
+    bad=st.integers(0, 7),
+    backward_only=st.booleans(),
+)
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+@given(plan=plans, seed=st.integers(0, 1000))
+def test_a_replay_repeats_losses_and_gradients_bit_for_bit(plan, seed):
+    """For any small network, way of training and step at which the fault is planted."""
+    torch.manual_seed(seed)
+    batches = [(torch.randn(3, plan.width), torch.full((2,), float(i != plan.bad))) for i in range(8)]
+    kwargs = {"precision": plan.precision}
+    if not plan.manual:
+        kwargs["accumulate_grad_batches"] = plan.accumulate
+    else:
+        batches += [(torch.randn(3, plan.width), torch.ones(2)) for _ in range(4)]
+    trained, replayed = Recorder(), Recorder()
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = capture_one(Net(plan), batches, folder, callbacks=[trained], **kwargs)
+        hooks = ReplayHooks(trainer_kwargs=lambda _: {"callbacks": [replayed]})
+        result = replay(bundle, hooks=hooks)
+    assert (result.verdict, bundle.fault.batch_idx) == ("nonfinite", plan.bad), result
+    assert bundle.fault.reproduced.runs == 1
+    window = len(bundle.manifest.batch.window)
+    assert all(map(same, trained.losses[-window:], replayed.losses))
+    assert len(replayed.losses) == window
+    assert trained.gradients.keys() == replayed.gradients.keys()
+    assert [name for name, value in trained.gradients.items() if not same(value, replayed.gradients[name])] == []
