@@ -190,7 +190,7 @@ def _next_steps(done: Sequence[Bundle], folder: str, *, known: bool) -> str:
             "known   pytest expects it to fail. Once the fault is fixed, set pin.known to false in its bundle.json"
         )
     if any(bundle.size > _MUCH_FOR_GIT for bundle in done):
-        lines.append("note    this is much for git; some hosts refuse files over 100 MB: consider Git LFS")
+        lines.append("note    this is large for git, and some hosts refuse files over 100 MB: consider Git LFS")
     return "\n".join(lines)
 
 

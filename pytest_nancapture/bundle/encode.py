@@ -10,9 +10,11 @@ from __future__ import annotations
 import base64
 import collections
 import enum
+import functools
 import math
 import pathlib
 import types
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytest_nancapture.bundle.objects import EMPTY, builtin_base, pytree_nodes, slots_of
+from pytest_nancapture.bundle.objects import EMPTY, builtin_base, is_harmless, pytree_nodes, slots_of
 from pytest_nancapture.bundle.references import refer
 from pytest_nancapture.bundle.tensors import unwritable
 from pytest_nancapture.errors import UnwritableValueError
@@ -49,6 +51,7 @@ class Encoder:
         self._device = torch.device(device)
         self._remedy = remedy
         self._above: list[int] = []
+        self._objects: list[Any] = []
 
     def encode(self, value: Any, where: str) -> Any:
         """The JSON form of `value`; `where` is its path, for messages and for the names of its tensors.
@@ -73,6 +76,8 @@ class Encoder:
         if isinstance(value, Tensor):
             return self._tensor(value, where)
         if isinstance(value, enum.Enum):
+            if value.name not in kind.__members__:
+                raise self._error(where, f"{value} is a combination that has no name of its own")
             return {"enum": self._refer(kind, where), "name": value.name}
         if kind is float:
             return value if math.isfinite(value) else {"float": str(value)}
@@ -87,7 +92,7 @@ class Encoder:
         if kind is dict:
             return {"dict": self._pairs(value, where)}
         if kind is slice or kind is range:
-            return {kind.__name__: [value.start, value.stop, value.step]}
+            return {kind.__name__: self._items((value.start, value.stop, value.step), where)}
         if isinstance(value, torch.dtype):
             return {"dtype": str(value).removeprefix("torch.")}
         if isinstance(value, torch.device):
@@ -95,7 +100,11 @@ class Encoder:
         if isinstance(value, pathlib.PurePath):
             return {"path": str(value)}
         if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
-            return {"reference": self._refer(value, where)}
+            return {"reference": self._passable(value, where)}
+        if kind is functools.partial:
+            parts = (value.func, value.args, value.keywords)
+            names = ("func", "args", "keywords")
+            return {"partial": [self.encode(part, f"{where}.{n}") for n, part in zip(names, parts, strict=True)]}
         if kind.__module__.partition(".")[0] == "omegaconf":
             from omegaconf import OmegaConf
 
@@ -106,16 +115,19 @@ class Encoder:
         kind = type(value)
         if isinstance(value, tuple) and hasattr(kind, "_fields"):
             return {"namedtuple": self._refer(kind, where), "fields": self._items(value, where)}
-        if kind in pytree_nodes():
+        if kind in pytree_nodes() and kind not in EMPTY:
             children, context = pytree_nodes()[kind].flatten_fn(value)
             return {
                 "pytree": self._refer(kind, where),
                 "children": self._items(children, where),
                 "context": self.encode(context, f"{where}.context"),
             }
-        if isinstance(value, np.random.Generator) or callable(getattr(value, "__next__", None)):
+        if isinstance(value, np.random.Generator) or hasattr(kind, "__next__"):
             raise self._error(where, f"a {kind.__qualname__} cannot be written")
-        return {"object": self._refer(kind, where), **self._state(value, where)}
+        if isinstance(value, weakref.ref):
+            return self._weak(value, where)
+        state = self._state(value, where)
+        return {"object": self._refer_kind(kind, where), **state}
 
     def _state(self, value: Any, where: str) -> dict[str, Any]:
         """Of an object: attributes, slots, and the items of a container."""
@@ -126,21 +138,24 @@ class Encoder:
         if base not in EMPTY or (base is object and not names and not hasattr(value, "__dict__")):
             raise self._error(where, f"a {kind.__module__}.{kind.__qualname__} cannot be written")
         state: dict[str, Any] = {}
+        self._objects.append(value)
         if names:
             state["state"] = [[name, self.encode(item, f"{where}.{name}")] for name, item in names.items()]
+        self._objects.pop()
         if issubclass(kind, dict):
             state["pairs"] = self._pairs(value, where)
         elif issubclass(kind, (list, tuple, set, frozenset)):
             state["items"] = self._items(value, where)
         if isinstance(value, collections.defaultdict) and value.default_factory is not None:
-            state["default"] = self._refer(value.default_factory, f"{where}.default_factory")
+            state["default"] = self._passable(value.default_factory, f"{where}.default_factory")
         return state
 
     def _tensor(self, value: Tensor, where: str) -> dict[str, Any]:
         problem = unwritable(value)
         if problem:
             raise self._error(where, problem)
-        name = self._names.setdefault(id(value), self._prefix + where)
+        name = self._names.get(id(value)) or self._new_name(where)
+        self._names[id(value)] = name
         self.tensors[name] = value
         node: dict[str, Any] = {"tensor": name}
         if value.device.type != self._device.type:
@@ -151,13 +166,14 @@ class Encoder:
             node["parameter"] = True
         elif type(value) is not Tensor:
             node["subclass"] = self._refer(type(value), where)
-            extra = {k: v for k, v in vars(value).items() if not isinstance(v, Tensor)}
-            node["state"] = [[k, self.encode(v, f"{where}.{k}")] for k, v in extra.items()]
+            node["state"] = [[k, self.encode(v, f"{where}.{k}")] for k, v in vars(value).items()]
         return node
 
     def _numpy(self, value: Any, where: str) -> dict[str, Any]:
+        if isinstance(value, np.ma.MaskedArray):
+            raise self._error(where, "a masked numpy array cannot be written")
         array = np.asarray(value)
-        name = self._prefix + where
+        name = self._new_name(where)
         node: dict[str, Any] = {"ndarray" if isinstance(value, np.ndarray) else "numpy_scalar": name}
         if array.dtype.kind in "mM":
             node["dtype"] = array.dtype.str
@@ -179,6 +195,32 @@ class Encoder:
         return [
             [self.encode(key, f"{where} key"), self.encode(item, f"{where}[{key!r}]")] for key, item in value.items()
         ]
+
+    def _new_name(self, where: str) -> str:
+        """For a tensor at `where`; all keys of a dict, and items under keys of equal `repr`, are at the same place."""
+        name = self._prefix + where
+        return name if name not in self.tensors else f"{name} ({len(self.tensors)})"
+
+    def _passable(self, obj: Any, where: str) -> Any:
+        """A reference to what a replay will let a tree name."""
+        reference = self._refer(obj, where)
+        if not is_harmless(obj):
+            raise self._error(where, f"{obj!r:.80} is nothing that a bundle may name")
+        return reference
+
+    def _weak(self, value: weakref.ref[Any], where: str) -> dict[str, int]:
+        """A part that points back at what holds it: how many objects up that is."""
+        for up, holder in enumerate(reversed(self._objects)):
+            if value() is holder:
+                return {"weakref": up}
+        raise self._error(where, "a weak reference to something outside of it cannot be written")
+
+    def _refer_kind(self, kind: type, where: str) -> Any:
+        """torch_geometric makes the class of a batch at run time, from the class of its graphs."""
+        first, *others = kind.__bases__
+        if others and f"{first.__module__}.{first.__name__}" == "torch_geometric.data.batch.Batch":
+            return {"graphs": self._passable(others[0], where)}
+        return self._passable(kind, where)
 
     def _refer(self, obj: Any, where: str) -> Any:
         try:

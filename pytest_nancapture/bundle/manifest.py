@@ -56,7 +56,7 @@ class Fault:
     """What went wrong, where it was seen, and in which micro-batch.
 
     Attributes:
-        kind: ``nan`` where any value was NaN, else ``inf``.
+        kind: ``nan`` where any value was NaN, else ``inf``; of the loss if that was bad, else of the rest.
         found_in: of ``loss``, ``gradients``, ``buffers``, ``weights``.
         global_step: the optimizer step, counted from 0, as user code reads it.
         batch_idx: of the guilty micro-batch.
@@ -96,6 +96,7 @@ class ModuleRecord:
         attributes: submodule path -> plain attributes that changed since fit began, encoded.
         compiled: submodules that were compiled with ``torch.compile``.
         changed_before_copy: names of weights that the step had already changed when they were copied.
+        resized: buffers that code makes in another size, or not at all, when the module is built.
     """
 
     target: str
@@ -109,6 +110,7 @@ class ModuleRecord:
     attributes: dict[str, dict[str, Any]] = field(default_factory=dict)
     compiled: tuple[str, ...] = ()
     changed_before_copy: tuple[str, ...] = ()
+    resized: tuple[str, ...] = ()
     layouts: Layouts = field(default_factory=dict)
 
 

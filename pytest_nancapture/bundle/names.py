@@ -27,6 +27,19 @@ def buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         yield name.replace(_COMPILED, ""), buffer
 
 
+def has_buffer(module: nn.Module, name: str) -> bool:
+    """Whether there is a place for such a buffer, be it None."""
+    path, _, leaf = name.rpartition(".")
+    home = dict(submodules(module)).get(path)
+    return home is not None and leaf in home._buffers
+
+
+def replace_buffer(module: nn.Module, name: str, value: Tensor) -> None:
+    """Put another tensor, such as one of another size, in a buffer's place."""
+    path, _, leaf = name.rpartition(".")
+    dict(submodules(module))[path]._buffers[leaf] = value
+
+
 def volatile_buffers(module: nn.Module) -> set[str]:
     """Names of the non-persistent buffers: code makes them anew, so only what changed in them is state."""
     return {

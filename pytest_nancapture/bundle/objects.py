@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import collections
+import functools
+import sys
 import types
 from typing import Any
 
+import numpy as np
 import torch
 
 EMPTY = (
@@ -28,16 +31,59 @@ def pytree_nodes() -> dict[Any, Any]:
 
 def builtin_base(kind: type) -> type:
     """The nearest base that is not defined in Python; its ``__new__`` makes instances."""
-    return next(base for base in kind.__mro__ if not base.__flags__ & (1 << 9))  # Py_TPFLAGS_HEAPTYPE
+    return next(base for base in kind.__mro__ if _is_compiled(base))
+
+
+def _is_compiled(kind: type) -> bool:
+    is_static = not kind.__flags__ & (1 << 9)  # Py_TPFLAGS_HEAPTYPE
+    return is_static or isinstance(vars(kind).get("__new__"), types.BuiltinFunctionType)
 
 
 def slot_names(kind: type) -> list[str]:
     names: list[str] = []
     for base in kind.__mro__:
         slots = vars(base).get("__slots__", ())
-        names += [slots] if isinstance(slots, str) else list(slots)
+        names += [_mangled(base, name) for name in ([slots] if isinstance(slots, str) else slots)]
     return [name for name in names if name not in ("__dict__", "__weakref__")]
+
+
+def _mangled(kind: type, name: str) -> str:
+    """A private name as the class's own methods find it."""
+    is_private = name.startswith("__") and not name.endswith("__")
+    return f"_{kind.__name__.lstrip('_')}{name}" if is_private else name
 
 
 def slots_of(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in slot_names(type(value)) if hasattr(value, name)}
+
+
+_BUILTINS = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, object, type(None))
+_STANDARD = {
+    *("argparse", "cmath", "collections", "datetime", "decimal", "enum", "fractions", "functools", "math"),
+    *("operator", "_operator", "types", "uuid"),
+}
+_TORCH = ("nn", "optim", "distributions", "functional", "_C._nn", "_C._linalg", "_C._special", "_C._fft")
+_LIGHTNING = ("utilities.data", "utilities.parsing")
+_NEVER = ("numpy", "pip", "pytest", "_pytest", "pytest_nancapture", "safetensors", "setuptools")
+
+
+@functools.lru_cache(4096)
+def is_harmless(found: Any) -> bool:
+    """Whether a tree may name this class or function: nothing that lets data run code or reach the system.
+
+    Of the standard library, torch, Lightning and numpy only what has a place in arguments and batches; of classes none
+    with a ``__del__``, which would run on what a tree fills in. What else is installed is the user's own choice.
+    """
+    if any(found is builtin for builtin in _BUILTINS):
+        return True
+    if not isinstance(found, (type, types.FunctionType, types.BuiltinFunctionType)) or hasattr(found, "__del__"):
+        return False
+    module = str(getattr(found, "__module__", None) or "builtins")
+    top, _, below = module.partition(".")
+    if top == "torch":
+        return not below or below.startswith(_TORCH)
+    if top in ("lightning", "lightning_fabric", "pytorch_lightning"):
+        return below.endswith(_LIGHTNING)
+    if top in sys.stdlib_module_names:
+        return top in _STANDARD
+    return top not in _NEVER or (isinstance(found, type) and issubclass(found, np.generic))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
+import types
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -33,14 +35,30 @@ def refer(obj: Any) -> Reference:
         ValueError: it has none: a lambda, a local class, a class made in a notebook ...
     """
     module, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
+    if isinstance(obj, types.BuiltinFunctionType):
+        module, name = _home_of_builtin(obj)
     if not module or not name:
         raise ValueError(f"{obj!r:.80} has no name")
     if "<" in name:
         raise ValueError(f"{name} is defined inside of a function, so no import finds it")
+    if _attribute(sys.modules.get(module), name) is not obj:
+        raise ValueError(f"{module}:{name} does not name it: it was made, renamed or replaced at run time")
     file = _source_file(module)
     if module == "__main__" and file is None:
         raise ValueError(f"{name} is defined in an interactive session, so no file holds it")
-    return Reference(f"{module}:{name}", file)
+    # torch.relu calls itself torch:_VariableFunctionsClass.relu, which is nowhere to be found.
+    path = next((path for path in (name, name.rpartition(".")[2]) if _leads_to(obj, module, path)), None)
+    if path is None:
+        raise ValueError(f"{module}.{name} is not what an import of that name finds")
+    return Reference(f"{module}:{path}", file)
+
+
+def _leads_to(obj: Any, module: str, path: str) -> bool:
+    """Whether `obj` is there, or what took its place when its module was loaded again."""
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found is obj or (found is not None and getattr(found, "__qualname__", None) == obj.__qualname__)
 
 
 def repository_root(path: Path) -> Path | None:
@@ -143,12 +161,31 @@ def _missing_file(file: str | None, path: Path | None) -> str:
     return f"; its file {file} was found neither" if file and path is None else ""
 
 
+def _home_of_builtin(obj: Any) -> tuple[str | None, str]:
+    """Of a function in compiled code, which may not know its module: ``torch.tanh`` says None."""
+    name = obj.__name__
+    homes = [obj.__module__, "torch"]
+    return next((home for home in homes if home and _attribute(sys.modules.get(home), name) is obj), None), name
+
+
+def _attribute(owner: Any, path: str) -> Any:
+    for part in path.split("."):
+        owner = getattr(owner, part, None)
+    return owner
+
+
 def _source_file(module: str) -> str | None:
     source = getattr(sys.modules.get(module), "__file__", None)
-    if not source:
+    if not source or module.partition(".")[0] in sys.stdlib_module_names:
         return None
     path = Path(source).absolute()
     if "site-packages" in path.parts or path.suffix != ".py":
         return None
-    root = repository_root(path.parent) or Path.cwd()
+    root = _root_of_code(path.parent) or Path.cwd()
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else None
+
+
+@functools.lru_cache(1024)
+def _root_of_code(folder: Path) -> Path | None:
+    """Remembered, since batches of a training run are encoded at every step."""
+    return repository_root(folder)

@@ -48,7 +48,17 @@ def unwritable(tensor: Tensor) -> str:
         return "nested tensors have no form in a bundle"
     if tensor.layout not in (torch.strided, torch.sparse_coo, *_COMPRESSED):
         return f"tensors of layout {tensor.layout} have no form in a bundle"
+    if tensor.layout is torch.strided and not _has_storage(tensor):
+        return f"a {type(tensor).__qualname__} keeps its values in other tensors"
     return ""
+
+
+def _has_storage(tensor: Tensor) -> bool:
+    try:
+        tensor.untyped_storage().data_ptr()
+    except RuntimeError:
+        return False
+    return True
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[FileRecord, Layouts]:
@@ -144,7 +154,9 @@ def unpack(plain: Mapping[str, Tensor], layouts: Layouts) -> dict[str, Tensor]:
         # A layout is data from elsewhere: as_strided checks it against the whole storage, we against its own span.
         if min([*shape, *stride, layout["offset"], 0]) < 0 or raw.numel() != span:
             raise ValueError("a layout reaches outside of its base")
-        return raw.view(dtype).as_strided(shape, stride) if span else torch.empty_strided(shape, stride, dtype=dtype)
+        if not span:
+            return torch.empty_strided(shape, stride, dtype=dtype, device=raw.device)
+        return raw.view(dtype).as_strided(shape, stride)
 
     wanted = [name for name in (*plain, *layouts) if name not in parts and name not in bases]
     return {name: value(name) for name in sorted(wanted)}

@@ -39,6 +39,7 @@ class Capture:
         guilty: position of the guilty micro-batch in the window.
         target: which optimizer step of the window is the guilty one.
         first_buffers: name -> (id, version) of every buffer when fit began.
+        first_shapes: name -> its shape then.
         changed_before_copy: weights that the step had written before they could be copied.
         optimizer_states: before the update; None where a replay does not need them.
     """
@@ -53,6 +54,7 @@ class Capture:
     reproduced: Reproduced
     attributes: Mapping[tuple[str, str], Any]
     first_buffers: Mapping[str, tuple[int, int]]
+    first_shapes: Mapping[str, torch.Size]
     changed_before_copy: tuple[str, ...] = ()
     optimizer_states: list[Any] | None = None
 
@@ -68,7 +70,7 @@ class Capture:
                 raise batch.problem
         encoder = Encoder(prefix="attribute/")
         record, attribute_tensors = self._module_record(encoder), encoder.tensors
-        states = Encoder(prefix="optimizer/")
+        states = Encoder(prefix="optimizer/", device=self.module.device)
         optimizer = None
         if self.optimizer_states is not None:
             trees = [states.encode(state, str(i)) for i, state in enumerate(self.optimizer_states)]
@@ -138,12 +140,17 @@ class Capture:
             factory_file=recipe.factory.file if recipe.factory else None,
             arguments=recipe.arguments,
             unwritten=tuple(recipe.problems),
-            eval_mode=tuple(sorted({name for name, submodule in modules if not submodule.training})),
+            eval_mode=tuple(sorted(self.window.eval_mode)),
             frozen=self.window.frozen,
             attributes=attributes,
             changed_before_copy=self.changed_before_copy,
+            resized=self._resized(),
             compiled=tuple(sorted({name for name, submodule in modules if _is_compiled(submodule)})),
         )
+
+    def _resized(self) -> tuple[str, ...]:
+        names = (name for name, _ in buffers(self.module) if name in self.window.tensors)
+        return tuple(sorted(n for n in names if self.window.tensors[n].shape != self.first_shapes.get(n)))
 
     def _trainer_record(self) -> TrainerRecord:
         trainer, counters = self.trainer, self.window.counters
@@ -171,4 +178,6 @@ class Capture:
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+    """By ``torch.compile(module)``, ``module.compile()`` or ``trainer.fit(torch.compile(module))``."""
+    marks = ("_orig_mod", "_compiled_call_impl", "_compiler_ctx")
+    return any(getattr(module, mark, None) is not None for mark in marks)

@@ -23,7 +23,7 @@ class Finding:
         gradients: those of the optimizer that was about to step.
         buffers: names of the non-finite ones.
         weights: names of the non-finite ones.
-        kind: ``nan`` where any value is, else ``inf``.
+        kind: ``nan`` where any value is, else ``inf``; of the loss if that is bad, else of the rest.
     """
 
     losses: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Finding:
         """As in the log: ``nan in loss, 161 of 161 gradients not finite``."""
         parts = []
         if self.bad_losses:
-            parts.append(f"{'nan' if 'nan' in self.losses else 'inf'} in loss")
+            parts.append(f"{self.kind} in loss")
         if self.gradients.nonfinite:
             parts.append(f"{len(self.gradients.nonfinite)} of {self.gradients.total} gradients not finite")
         elif self.bad_losses and self.gradients.total:
@@ -80,7 +80,7 @@ def look(
     bad = {name: gradient for name, gradient in gradients.items() if not is_finite(gradient)}
     bad_losses = tuple(i for i, values in enumerate(per_batch) if not all(map(is_finite, values)))
     bad_buffers = {name: buffer for name, buffer in buffers.items() if not is_finite(buffer)}
-    suspects = [*bad.values(), *bad_buffers.values(), *(loss for i in bad_losses for loss in per_batch[i])]
+    suspects = [loss for i in bad_losses for loss in per_batch[i]] or [*bad.values(), *bad_buffers.values()]
     return Finding(
         losses=tuple(_text(values) for values in per_batch),
         bad_losses=bad_losses,

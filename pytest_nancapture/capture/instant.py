@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_nancapture.bundle.decode import Decoder
 from pytest_nancapture.bundle.encode import Encoder
-from pytest_nancapture.bundle.names import buffers, parameters, submodules
+from pytest_nancapture.bundle.names import buffers, parameters, replace_buffer, submodules
 from pytest_nancapture.bundle.references import LiveResolver
 from pytest_nancapture.bundle.rng import RandomStates
 from pytest_nancapture.errors import UnwritableValueError
@@ -61,23 +61,27 @@ class Window:
 
     Attributes:
         tensors: buffers, and weights that steps change outside of their update, as they were.
-        attributes: plain attributes of submodules that are known to change, as they were.
+        attributes: plain attributes, as they were.
+        eval_mode: submodules in eval mode.
         frozen: parameters that required no gradient.
         counters: of the Trainer.
         states: optimizer states from before the first update of the window, by the optimizer's position, where kept.
         optimizer_steps: how many times an optimizer was about to step, or asked for another evaluation.
         stepped: whether the window is closed: the next micro-batch opens another.
+        dropped: whether a fault was found and acted upon: none of the window's later updates is made.
         reevaluates: whether an optimizer evaluates its closure several times a step.
     """
 
     tensors: dict[str, Tensor]
     attributes: dict[tuple[str, str], Any]
+    eval_mode: tuple[str, ...]
     frozen: tuple[str, ...]
     counters: dict[str, int]
     batches: list[KeptBatch] = field(default_factory=list)
     states: dict[int, Any] = field(default_factory=dict)
     optimizer_steps: int = 0
     stepped: bool = False
+    dropped: bool = False
     reevaluates: bool = False
 
     def restore_tensors(self, module: nn.Module) -> None:
@@ -87,9 +91,11 @@ class Window:
             for name, kept in self.tensors.items():
                 if name in now and now[name].shape == kept.shape:
                     now[name].data.copy_(kept)
+                elif name in now:
+                    replace_buffer(module, name, copy_of(kept))
 
     def restore_attributes(self, module: nn.Module) -> None:
-        """Put the plain attributes that are known to change back as they were."""
+        """Put plain attributes back as they were."""
         modules = dict(submodules(module))
         for (path, name), value in self.attributes.items():
             if path in modules:
@@ -133,36 +139,67 @@ class CopyOnWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class AttributeWatch:
     """Finds the plain attributes that change during fit: a temperature that a callback anneals is state.
 
-    Looking at every attribute of every submodule before every step would cost too much. All are looked at before the
-    first steps and then ever more rarely; those seen to change are kept before each step.
+    Those of the root, and of submodules whose classes are not torch's own, are noted before each step. To look through
+    everything before every step would cost too much: that is done before the first steps and then ever more rarely.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._ignored = set(vars(nn.Module())) | _lightning_attributes(module)
         self._first = self._all()
-        self._changing: set[tuple[str, str]] = set()
+        self._watched = {
+            key for key in self._first if key[0] and not _is_torchs_own(module.get_submodule(key[0]))
+        }
+        self._homes: dict[str, dict[str, Any]] = {}
         self._looks = 0
 
     def keep(self) -> dict[tuple[str, str], Any]:
-        """The changed attributes as they are now, by submodule and name."""
+        """The attributes as they are now, by submodule and name."""
         self._looks += 1
         if math.log2(self._looks).is_integer():
-            self._changing |= self.changed().keys()
-        modules = dict(submodules(self._module)) if self._changing else {}
-        return {key: vars(modules[key[0]]).get(key[1]) for key in self._changing if key[0] in modules}
+            self._watched |= self._changed(self._all()).keys()
+            modules = dict(submodules(self._module))
+            self._homes = {path: vars(modules[path]) for path, _ in self._watched if path in modules}
+        found = {
+            (path, name): self._homes[path][name]
+            for path, name in self._watched
+            if path in self._homes and name in self._homes[path]
+        }
+        return {**found, **self._of("", self._module)}
 
-    def changed(self) -> dict[tuple[str, str], Any]:
-        """Every plain attribute that is not what it was when fit began, with its value."""
-        return {key: value for key, value in self._all().items() if _differs(self._first.get(key, _ABSENT), value)}
+    def changed(self, kept: Mapping[tuple[str, str], Any]) -> dict[tuple[str, str], Any]:
+        """Every plain attribute that is not what it was when fit began.
+
+        Args:
+            kept: those that :meth:`keep` noted; the others are as they are now.
+        """
+        now = {key: value for key, value in self._all().items() if key[0] and key not in self._watched}
+        return self._changed({**now, **kept})
+
+    def _changed(self, values: Mapping[tuple[str, str], Any]) -> dict[tuple[str, str], Any]:
+        return {
+            key: value
+            for key, value in values.items()
+            if type(value) in _PLAIN and _differs(self._first.get(key, _ABSENT), value)
+        }
 
     def _all(self) -> dict[tuple[str, str], Any]:
+        found: dict[tuple[str, str], Any] = {}
+        for path, submodule in submodules(self._module):
+            found.update(self._of(path, submodule))
+        return found
+
+    def _of(self, path: str, module: nn.Module) -> dict[tuple[str, str], Any]:
+        ignored = self._ignored
         return {
             (path, name): value
-            for path, submodule in submodules(self._module)
-            for name, value in vars(submodule).items()
-            if type(value) in _PLAIN and name not in self._ignored
+            for name, value in vars(module).items()
+            if type(value) in _PLAIN and name not in ignored
         }
+
+
+def _is_torchs_own(module: nn.Module) -> bool:
+    return type(module).__module__.partition(".")[0] == "torch"
 
 
 _ABSENT = object()

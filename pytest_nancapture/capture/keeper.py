@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_nancapture.bundle.names import buffers, parameters, unique_parameters
+from pytest_nancapture.bundle.names import buffers, parameters, submodules, unique_parameters
 from pytest_nancapture.capture.check import fingerprint
 from pytest_nancapture.capture.instant import AttributeWatch, CopyOnWrite, KeptBatch, Window, copy_of
 
 _FINGERPRINTED = 2
-"""So many first windows take fingerprints of all weights that no optimizer updates: a write through ``.data`` leaves
-the version as it was."""
+"""So many first windows take fingerprints of all weights: a write through ``.data`` leaves the version as it was."""
 
 
 class Keeper:
@@ -34,9 +33,11 @@ class Keeper:
         self.window: Window | None = None
         self.attributes = AttributeWatch(module)
         self.first_buffers = {name: (id(buffer), buffer._version) for name, buffer in buffers(module)}
+        self.first_shapes = {name: buffer.shape for name, buffer in buffers(module)}
         self._trainer = trainer
         self._module = module
         self._own_start_hook = not _is_inherited(module, "on_train_batch_start")
+        self._zeroes = module.automatic_optimization and _is_inherited(module, "optimizer_zero_grad")
         self._moving: set[str] = set()
         self._versions: dict[str, int] = {}
         self._fingerprints: dict[str, Tensor] = {}
@@ -49,11 +50,20 @@ class Keeper:
         Returns:
             A context manager to run the module's own ``on_train_batch_start`` under, or None where it has none.
         """
-        if self.window is None or self.window.stepped:
+        if self.window is None or self.window.stepped or self._starts_anew(batch_idx):
             self._open()
         assert self.window is not None
         self.window.batches.append(KeptBatch.keep(batch, batch_idx, self._module.device))
         return CopyOnWrite(self._module, self.window.tensors) if self._own_start_hook else None
+
+    def drop_batch(self) -> None:
+        """The last micro-batch was not trained on: the module's own ``on_train_batch_start`` ended the epoch."""
+        assert self.window is not None
+        self.window.batches.pop()
+
+    def _starts_anew(self, batch_idx: int) -> bool:
+        """Whether Lightning drops the gradients that there are, as at an epoch that begins before its last one ended."""
+        return bool(self._zeroes and batch_idx % self._trainer.accumulate_grad_batches == 0)
 
     def keep_before_update(self, optimizer: Any) -> None:
         """Keep weights and state of an optimizer before it steps, if the window may see another look after it."""
@@ -107,12 +117,11 @@ class Keeper:
         tensors.update((name, copy_of(p)) for name, p in parameters(module) if name in self._moving)
         self._versions = {name: parameter._version for name, parameter in unique_parameters(module)}
         if self._windows <= _FINGERPRINTED:
-            updated = {id(p) for optimizer in trainer.optimizers for g in optimizer.param_groups for p in g["params"]}
-            fixed = {name: parameter for name, parameter in unique_parameters(module) if id(parameter) not in updated}
-            self._fingerprints = {name: fingerprint(parameter) for name, parameter in fixed.items()}
+            self._fingerprints = {name: fingerprint(parameter) for name, parameter in unique_parameters(module)}
         self.window = Window(
             tensors=tensors,
             attributes=self.attributes.keep(),
+            eval_mode=tuple({name: None for name, submodule in submodules(module) if not submodule.training}),
             frozen=tuple(name for name, parameter in unique_parameters(module) if not parameter.requires_grad),
             counters={
                 "global_step": trainer.global_step,

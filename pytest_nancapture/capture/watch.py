@@ -84,18 +84,23 @@ class Watch:
 
     def _on_train_batch_start(self, original: Callable[..., Any], batch: Any, batch_idx: int, *rest: Any) -> Any:
         with self._keeper.keep_batch(batch, batch_idx) or nullcontext():
-            return original(batch, batch_idx, *rest)
+            response = original(batch, batch_idx, *rest)
+        if response == -1:
+            self._keeper.drop_batch()
+        return response
 
     def _backward(self, original: Callable[..., Any], loss: Tensor, *args: Any, **kwargs: Any) -> Any:
         window = self._keeper.window
         if self._rerun is not None:
             note_backward(loss, self._rerun.losses[-1])
-        elif window is not None and window.batches:
+        elif window is not None and window.batches and not window.dropped:
             note_backward(loss, window.batches[-1].losses)
         return original(loss, *args, **kwargs)
 
     def _optimizer_step(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._rerun is not None and self._rerun.finding is not None:
+        window = self._keeper.window
+        is_over = window is not None and window.dropped if self._rerun is None else self._rerun.finding is not None
+        if is_over:
             return None
         try:
             return original(optimizer, *args, **kwargs)
@@ -115,8 +120,11 @@ class Watch:
 
     def _on_train_batch_end(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        if self._keeper.window is not None and self._keeper.window.batches:
-            self._check_after(self._keeper.window)
+        window = self._keeper.window
+        if window is not None and window.dropped:
+            self._clean(window)
+        elif window is not None and window.batches:
+            self._check_after(window)
         return result
 
     # Looking.
@@ -228,12 +236,17 @@ class Watch:
         elif self._ranks.mine == 0 and self._ranks.mine not in decision.blamed:
             log.warning("%snancapture: step %d: not finite on rank %s", self._new_line, step, _list(decision.blamed))
         self._ranks.wait()
-        window.restore_tensors(self._module)
         for position, state in window.states.items():
             self._trainer.optimizers[position].load_state_dict(state)
+        window.dropped = True
+        self._clean(window)
+        self._act(step, decision, path)
+
+    def _clean(self, window: Window) -> None:
+        """Undo what a dropped step did to the module; once more at its end, since the user's code has gone on."""
+        window.restore_tensors(self._module)
         for parameter in self._module.parameters():
             parameter.grad = None
-        self._act(step, decision, path)
 
     def _write(self, window: Window, target: int, decision: Decision) -> Path | None:
         finding = decision.finding
@@ -255,8 +268,9 @@ class Watch:
             guilty=decision.guilty,
             target=target,
             reproduced=decision.reproduced,
-            attributes={**self._keeper.attributes.changed(), **window.attributes},
+            attributes=self._keeper.attributes.changed(window.attributes),
             first_buffers=self._keeper.first_buffers,
+            first_shapes=self._keeper.first_shapes,
             changed_before_copy=tuple(sorted(self._keeper.moved())),
             optimizer_states=states,
         )
@@ -264,7 +278,8 @@ class Watch:
 
     def _weights_before(self, window: Window) -> list[tuple[str, Tensor]]:
         tensors = {name: parameter.detach() for name, parameter in unique_parameters(self._module)}
-        return [(name, tensor) for name, tensor in {**tensors, **window.tensors}.items() if name not in self._tolerated]
+        unwritten = {name for name, _ in buffers(self._module)} - self._written_buffers().keys()
+        return [(name, tensor) for name, tensor in {**tensors, **window.tensors}.items() if name not in unwritten]
 
     def _act(self, step: int, decision: Decision, path: Path | None) -> None:
         trainer, settings = self._trainer, self._settings

@@ -18,7 +18,7 @@ def choose_device(asked: str, manifest: Manifest) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise DeviceUnavailableError(f"expected a device such as cpu, cuda or cuda:1, came {asked!r}") from error
+        raise DeviceUnavailableError(f"expected a device such as cpu, cuda or cuda:1, came {name!r}") from error
     if device.type == "cpu":
         return torch.device("cpu")
     here = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None

@@ -30,6 +30,7 @@ class Player:
         tensors: captured weights and buffers.
         states: captured optimizer states; the update is made only where there are any.
         losses: of each micro-batch, those that were backpropagated.
+        wraps: those in place, to be taken off after the fit.
         finding: at the guilty optimizer step, or at the window's end.
     """
 
@@ -41,6 +42,7 @@ class Player:
     states: Sequence[Any] | None = None
     losses: list[list[Tensor]] = field(default_factory=list)
     finding: Finding | None = None
+    wraps: Wraps = field(default_factory=Wraps)
     _steps: int = 0
     _bad_before: frozenset[str] = frozenset()
 
@@ -48,7 +50,7 @@ class Player:
         """Put the wrappers in place."""
         if self.manifest.trainer.num_training_batches is None:
             trainer.fit_loop.max_batches = float("inf")
-        wraps, strategy = Wraps(), trainer.strategy
+        wraps, strategy = self.wraps, trainer.strategy
         wraps.put(self.module, "on_train_batch_start", self._on_train_batch_start)
         wraps.put(self.module, "on_before_optimizer_step", self._on_before_optimizer_step)
         wraps.put(self.module, "on_train_batch_end", self._on_train_batch_end)
@@ -63,7 +65,7 @@ class Player:
         return original(batch, batch_idx, *rest)
 
     def _bring_to_the_instant(self) -> None:
-        load_tensors(self.module, self.tensors)
+        load_tensors(self.module, self.tensors, self.manifest.module.resized)
         set_state(self.module, self.manifest.module, self.decoder)
         self._bad_before = frozenset(name for name, buffer in buffers(self.module) if not is_finite(buffer))
         for _, parameter in unique_parameters(self.module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,14 @@ from torch import Tensor, nn
 from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.bundle.decode import Decoder
 from pytest_nancapture.bundle.manifest import ModuleRecord
-from pytest_nancapture.bundle.names import buffers, parameters, submodules, volatile_buffers
+from pytest_nancapture.bundle.names import (
+    buffers,
+    has_buffer,
+    parameters,
+    replace_buffer,
+    submodules,
+    volatile_buffers,
+)
 from pytest_nancapture.bundle.references import Resolver, repository_root
 from pytest_nancapture.errors import MismatchError, RebuildError
 from pytest_nancapture.replay.script import load_script
@@ -25,9 +32,12 @@ _HELP = (
 
 
 def resolver_for(bundle: Bundle) -> Resolver:
-    """Looks for source files from here upward and from the bundle upward, each to the top of its repository."""
+    """Looks for source files from here upward and from above the bundle upward, each to the top of its repository.
+
+    The bundle's own folder is left out: what comes in it is never run.
+    """
     places: list[Path] = []
-    for start in (Path.cwd(), bundle.path):
+    for start in (Path.cwd(), bundle.path.parent):
         top = repository_root(start)
         upward = [start, *start.parents]
         places += upward[: upward.index(top) + 1] if top is not None else upward[:3]
@@ -48,6 +58,7 @@ def build_module(record: ModuleRecord, decoder: Decoder, resolver: Resolver) -> 
         build = resolver.resolve(record.target, record.file)
         if not (isinstance(build, type) and issubclass(build, nn.Module)):
             raise RebuildError(f"target {record.target}: expected a subclass of torch.nn.Module, came {build!r:.80}")
+        _check_class(build, f"target {record.target}")
         arguments = {name: decoder.decode(value) for name, value in record.arguments.items()}
     try:
         module = build(**arguments)
@@ -67,8 +78,12 @@ def check_module(module: Any, source: str) -> None:
     Raises:
         RebuildError: it is no LightningModule.
     """
-    if not any(kind.__name__ == "LightningModule" for kind in type(module).__mro__):
-        raise RebuildError(f"{source}: expected a LightningModule, came {type(module).__qualname__}")
+    _check_class(type(module), source)
+
+
+def _check_class(kind: type, source: str) -> None:
+    if not any(base.__name__ == "LightningModule" for base in kind.__mro__):
+        raise RebuildError(f"{source}: expected a LightningModule, came {kind.__qualname__}")
 
 
 def _check_factory(name: str, factory: Any) -> None:
@@ -79,26 +94,33 @@ def _check_factory(name: str, factory: Any) -> None:
         raise RebuildError(f"factory {name}: expected a function that builds a LightningModule, came {factory!r:.80}")
 
 
-def load_tensors(module: nn.Module, captured: Mapping[str, Tensor]) -> None:
+def load_tensors(module: nn.Module, captured: Mapping[str, Tensor], resized: Collection[str] = ()) -> None:
     """Copy captured parameters and buffers into the module.
+
+    Args:
+        resized: buffers that had another size than code makes them in, such as a queue that fills; so they get it.
 
     Raises:
         MismatchError: names or shapes are not those of today's module; nothing was copied.
     """
     now: dict[str, Tensor] = {**dict(parameters(module)), **dict(buffers(module))}
-    needed = now.keys() - volatile_buffers(module)
-    wrong = [f"{name} is gone" for name in sorted(captured.keys() - now.keys())]
-    wrong += [f"{name} is new" for name in sorted(needed - captured.keys())]
+    volatile = volatile_buffers(module)
+    homes = {name for name in resized if has_buffer(module, name)}
+    wrong = [f"{name} is gone" for name in sorted(captured.keys() - now.keys() - homes)]
+    wrong += [f"{name} is new" for name in sorted(now.keys() - volatile - captured.keys())]
     wrong += [
         f"{name} was {_shape(captured[name])}, is {_shape(now[name])}"
-        for name in sorted(captured.keys() & now.keys())
+        for name in sorted(captured.keys() & now.keys() - volatile - homes)
         if captured[name].shape != now[name].shape
     ]
     if wrong:
         raise MismatchError(wrong)
     with torch.no_grad():
         for name, value in captured.items():
-            now[name].data.copy_(value)
+            if name in now and value.shape == now[name].shape:
+                now[name].data.copy_(value)
+            else:
+                replace_buffer(module, name, value.clone())
 
 
 def set_state(module: nn.Module, record: ModuleRecord, decoder: Decoder) -> None:
@@ -109,8 +131,11 @@ def set_state(module: nn.Module, record: ModuleRecord, decoder: Decoder) -> None
     for name, parameter in parameters(module):
         parameter.requires_grad_(name not in record.frozen)
     for path, attributes in record.attributes.items():
+        values = {name: decoder.decode(value) for name, value in attributes.items()}
+        if any(type(value) not in (bool, int, float, str, type(None)) for value in values.values()):
+            raise RebuildError(f"attributes of {path or 'the module'}: expected plain values, came {values!r:.80}")
         if path in modules:
-            vars(modules[path]).update((name, decoder.decode(value)) for name, value in attributes.items())
+            vars(modules[path]).update(values)
 
 
 def _shape(tensor: Tensor) -> str:

@@ -8,7 +8,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from os import PathLike
@@ -22,21 +22,33 @@ from pytest_nancapture.bundle import numerics, rng
 from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.bundle.decode import Decoder
 from pytest_nancapture.bundle.manifest import BATCH, OPTIMIZER, RNG, WEIGHTS
+from pytest_nancapture.bundle.names import submodules
 from pytest_nancapture.bundle.tensors import read_tensors
 from pytest_nancapture.errors import BundleDamagedError, MismatchError, RebuildError
 from pytest_nancapture.replay.device import choose_device
+from pytest_nancapture.replay.given import given_fault
 from pytest_nancapture.replay.hooks import ReplayHooks
 from pytest_nancapture.replay.player import Finished, Player
 from pytest_nancapture.replay.rebuild import build_module, check_module, resolver_for
-from pytest_nancapture.replay.result import Culprit, ReplayResult, Verdict
+from pytest_nancapture.replay.result import ReplayResult, Verdict
 from pytest_nancapture.replay.trainer import WindowLoader, build_trainer, framework_of, set_counters
-from pytest_nancapture.replay.verdict import given_phase, judge
+from pytest_nancapture.replay.verdict import judge
 
 _PACKAGES = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
 _NOISY = (*_PACKAGES, *(f"{package}.utilities.rank_zero" for package in _PACKAGES))
 """Loggers that tell of hardware and more that is about training runs; importing Lightning sets the first ones."""
 _ARGUMENTS = ("argument/", "attribute/")
 """What begins the names of tensors in ``weights.safetensors`` that are no weights."""
+
+
+_STAND_INS: dict[str, Callable[..., Any]] = {
+    "prepare_data": lambda _: None,
+    "configure_callbacks": lambda _: [],
+    "on_before_batch_transfer": lambda _, batch, *__: batch,
+    "transfer_batch_to_device": lambda _, batch, *__: batch,
+    "on_after_batch_transfer": lambda _, batch, *__: batch,
+}
+"""For hooks that would fetch data, bring callbacks that write files, or move a batch that is in place already."""
 
 
 @dataclass(frozen=True)
@@ -63,30 +75,36 @@ def run_replay(
     opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
     opened.verify()
     target = choose_device(device, opened.manifest)
-    content = _read(opened, target)
+    hooks = hooks or ReplayHooks()
     with _traceless() as folder:
-        result = _Replay(opened, content, target, hooks or ReplayHooks(), folder).run(module)
+        result = _Replay(opened, target, hooks, folder).run(module)
+        if result["verdict"] == "finite" and opened.manifest.module.compiled and module is None:
+            again = _Replay(opened, target, hooks, folder).run(None, compiled=True)
+            passed = again["verdict"] == "finite"
+            note = "finite without torch.compile" + (" and with it" if passed else "; this is the replay with it")
+            result = {**again, "notes": (*again["notes"], note)}
     return ReplayResult(device=str(target), seconds=time.perf_counter() - start, **result)
 
 
 class _Replay:
-    def __init__(
-        self, bundle: Bundle, content: _Content, device: torch.device, hooks: ReplayHooks, folder: str
-    ) -> None:
+    """One run of the step; the bundle's tensors are read for it alone, since the step may change them."""
+
+    def __init__(self, bundle: Bundle, device: torch.device, hooks: ReplayHooks, folder: str) -> None:
         self._bundle = bundle
-        self._content = content
+        self._content = content = _read(bundle, device)
         self._device = device
         self._hooks = hooks
         self._folder = folder
         self._resolver = resolver_for(bundle)
         self._decoder = Decoder({**content.others, **content.optimizer, **content.batch}, self._resolver)
 
-    def run(self, module: Any) -> dict[str, Any]:
+    def run(self, module: Any, *, compiled: bool = False) -> dict[str, Any]:
         """The fields of the result but device and seconds."""
         manifest, notes = self._bundle.manifest, self._notes()
-        given = given_phase(self._content.weights, self._content.batch)
+        blamed = {name: self._content.weights[name] for name in manifest.fault.weights if name in self._content.weights}
+        given = given_fault(blamed, self._content.batch)
         try:
-            player = self._play(self._module(module))
+            player = self._play(self._module(module), compiled=compiled)
         except MismatchError as error:
             return self._without_verdict("mismatch", str(error), notes)
         except RebuildError as error:
@@ -105,7 +123,7 @@ class _Replay:
             "verdict": found.verdict,
             "loss": sum(losses) if losses else None,
             "nonfinite": found.nonfinite,
-            "culprit": Culprit(phase=found.phase) if found.phase else None,
+            "culprit": found.culprit,
             "reason": found.reason,
             "notes": notes,
         }
@@ -120,7 +138,7 @@ class _Replay:
         check_module(module, "the module given")
         return module
 
-    def _play(self, module: Any) -> Player:
+    def _play(self, module: Any, *, compiled: bool) -> Player:
         manifest = self._bundle.manifest
         batches = [(batch.batch_idx, self._batch(batch.tree)) for batch in manifest.batch.window]
         states = None
@@ -134,9 +152,14 @@ class _Replay:
         set_counters(trainer, manifest.trainer)
         loader = WindowLoader(batches, manifest.trainer)
         loader.trainer = trainer
-        _disarm(module)
-        with suppress(Finished):
-            trainer.fit(module, train_dataloaders=loader)
+        fitted = _compile(module, manifest.module.compiled) if compiled else module
+        for name, stand_in in _STAND_INS.items():
+            player.wraps.put(module, name, stand_in)
+        try:
+            with suppress(Finished):
+                trainer.fit(fitted, train_dataloaders=loader)
+        finally:
+            player.wraps.take_off()
         return player
 
     def _batch(self, tree: Any) -> Any:
@@ -173,7 +196,7 @@ def _read(bundle: Bundle, device: torch.device) -> _Content:
         optimizer = read_tensors(path / OPTIMIZER, manifest.optimizer.layouts, device) if manifest.optimizer else {}
         return _Content(
             weights={name: tensor for name, tensor in stored.items() if not name.startswith(_ARGUMENTS)},
-            others={name: tensor for name, tensor in stored.items() if name.startswith(_ARGUMENTS)},
+            others={name: tensor.cpu() for name, tensor in stored.items() if name.startswith(_ARGUMENTS)},
             batch=read_tensors(path / BATCH, manifest.batch.layouts, device),
             rng=[rng.RandomStates.decode(record, states) for record in manifest.rng.instants],
             optimizer=optimizer,
@@ -211,15 +234,13 @@ def _traceless() -> Iterator[str]:
                 logger.setLevel(level)
 
 
-def _disarm(module: Any) -> None:
-    """Hooks that would fetch data, move a batch that is in place, or bring callbacks that write files."""
-    vars(module).update(
-        prepare_data=lambda: None,
-        configure_callbacks=list,
-        on_before_batch_transfer=lambda batch, _: batch,
-        transfer_batch_to_device=lambda batch, *_: batch,
-        on_after_batch_transfer=lambda batch, _: batch,
-    )
+def _compile(module: Any, names: tuple[str, ...]) -> Any:
+    """Compile what was compiled at capture, unless the module's own code has done so."""
+    modules = dict(submodules(module))
+    for name in names:
+        if name and name in modules and getattr(modules[name], "_compiled_call_impl", None) is None:
+            modules[name].compile()
+    return torch.compile(module) if "" in names else module
 
 
 def _callback(package: str, player: Player) -> Any:

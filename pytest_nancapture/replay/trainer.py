@@ -52,9 +52,11 @@ def build_trainer(
         arguments["plugins"] = [plugins.MixedPrecision("16-mixed", device.type, scaler=scaler)]
     else:
         arguments["precision"] = record.precision
-    if any(isinstance(plugin, plugins.Precision) for plugin in overrides.get("plugins") or ()):
+    if any(isinstance(plugin, plugins.Precision) for plugin in _listed(overrides.get("plugins"))):
         arguments.pop("precision", None)
-    callbacks = [callback, *(overrides.get("callbacks") or ())]
+    if "precision" in overrides:
+        arguments.pop("plugins", None)
+    callbacks = [callback, *_listed(overrides.get("callbacks"))]
     return importlib.import_module(package).Trainer(**{**arguments, **overrides, "callbacks": callbacks})
 
 
@@ -97,6 +99,11 @@ def set_counters(trainer: Any, record: TrainerRecord) -> None:
     _set(loop.automatic_optimization.optim_progress.optimizer.step.total, record.global_step)
     _set(loop.manual_optimization.optim_step_progress.total, record.global_step)
     loop._batches_that_stepped = record.global_step
+
+
+def _listed(value: Any) -> list[Any]:
+    """What the Trainer takes as None, as one thing or as a list of them."""
+    return [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _set(tracker: Any, count: int) -> None:

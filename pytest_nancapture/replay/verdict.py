@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from pytest_nancapture.bundle.manifest import Fault
-from pytest_nancapture.capture.check import is_finite
 from pytest_nancapture.capture.finding import Finding
-from pytest_nancapture.replay.result import Phase, Verdict
+from pytest_nancapture.replay.result import Culprit, Phase, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """A verdict with its reason, and what of it is not finite."""
+    """A verdict with its reason, what is not finite, and where that comes from."""
 
     verdict: Verdict
     reason: str
     nonfinite: tuple[str, ...] = ()
-    phase: Phase | None = None
+    culprit: Culprit | None = None
 
 
-def given_phase(weights: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Phase | None:
-    """``weights`` or ``input`` where those are bad before the step begins; ask before it, since it may change them."""
-    if not all(map(is_finite, weights.values())):
-        return "weights"
-    return "input" if not all(map(is_finite, batch.values())) else None
-
-
-def judge(finding: Finding, fault: Fault, guilty: int, given: Phase | None) -> Judgement:
+def judge(finding: Finding, fault: Fault, guilty: int, given: Culprit | None) -> Judgement:
     """Judge a step that ran to its end.
 
     Args:
@@ -44,7 +33,7 @@ def judge(finding: Finding, fault: Fault, guilty: int, given: Phase | None) -> J
             verdict="nonfinite",
             reason=finding.summary,
             nonfinite=_names(finding),
-            phase=given or _phase(finding),
+            culprit=given or Culprit(phase=_phase(finding)),
         )
     if _text(fault.losses, guilty) and not _text(finding.losses, guilty):
         return _vacuous(f"the step made no loss for micro-batch {guilty + 1} of the window, where training had one")

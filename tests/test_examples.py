@@ -1,0 +1,216 @@
+"""The examples: the network is a ResNet-50, its fault and its fix are real, the CI files gate."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import yaml
+from fake_bundles import write_bundle
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+GATE = "pytest --nan-bundles=fixtures --nan-require-gpu --junitxml="
+
+
+def load(path: Path) -> ModuleType:
+    """A file as a module, kept out of sys.modules: its name is a common one."""
+    spec = importlib.util.spec_from_file_location(f"example_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def model() -> ModuleType:
+    return load(EXAMPLES / "resnet50" / "model.py")
+
+
+@pytest.fixture(scope="module")
+def story() -> ModuleType:
+    return load(EXAMPLES / "resnet50" / "story.py")
+
+
+@pytest.fixture(scope="module")
+def classifier(model: ModuleType) -> Iterator[Any]:
+    """With one thread: on a busy machine several wait for each other longer than this little work takes."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield model.Classifier()
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def fixed_classifier(story: ModuleType, classifier: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path = tmp_path_factory.mktemp("fixed") / "model.py"
+    path.write_text(story.fix((EXAMPLES / "resnet50" / "model.py").read_text(encoding="utf-8")), encoding="utf-8")
+    with torch.device("meta"):
+        fixed = load(path).Classifier()
+    fixed.load_state_dict(classifier.state_dict(), assign=True)
+    return fixed
+
+
+def nonfinite(classifier: Any, *, missing: int | None) -> list[str]:
+    """What is not finite after one training step on an image of each class, or of each but `missing`."""
+    labels = torch.arange(20)
+    if missing is not None:
+        labels[missing] = (missing + 1) % 20
+    classifier.zero_grad()
+    loss = classifier.training_step((torch.randn(20, 3, 32, 32), labels), 0)
+    loss.backward()
+    found = {"loss": loss, **{name: parameter.grad for name, parameter in classifier.named_parameters()}}
+    return [name for name, tensor in found.items() if not tensor.isfinite().all()]
+
+
+def test_resnet50_parameters(classifier: Any) -> None:
+    """The published network has 25,557,032 parameters with 1000 classes; only the head's number depends on them."""
+    parameters = list(classifier.parameters())
+
+    assert len(parameters) == 161
+    assert sum(p.numel() for p in parameters) == 25_557_032 - (2048 * 1000 + 1000) + (2048 * 20 + 20)
+
+
+@pytest.mark.parametrize("size", [32, 64])
+def test_resnet50_forward(classifier: Any, size: int) -> None:
+    """Images of any size give one logit for each class, from a map 32 times smaller."""
+    network = classifier.network
+    images = torch.randn(2, 3, size, size)
+
+    assert classifier(images).shape == (2, 20)
+    assert network.blocks(network.stem(images)).shape == (2, 2048, size // 32, size // 32)
+
+
+def test_missing_class_is_the_fault(classifier: Any) -> None:
+    """With every class in the batch all is finite; without one, loss and all gradients are not."""
+    assert nonfinite(classifier, missing=None) == []
+    assert len(nonfinite(classifier, missing=3)) == 1 + 161
+
+
+def test_fix(fixed_classifier: Any) -> None:
+    """The story's one edit makes the batch without a class harmless."""
+    assert nonfinite(fixed_classifier, missing=3) == []
+
+
+def test_fix_needs_its_line(story: ModuleType) -> None:
+    """A model.py that has lost the faulty line ends the story with a message, not with a false green."""
+    with pytest.raises(
+        story.NotAsToldError, match="does not have the line to fix exactly once: mean_loss = loss / count"
+    ):
+        story.fix("mean_loss = 0\n")
+
+
+RED = "161 of 161 gradients not finite\n1 failed"
+
+
+@pytest.mark.parametrize(
+    ("bundles", "results", "problem"),
+    [
+        (1, [(1, ""), (1, RED), (0, "1 passed")], None),
+        (1, [(0, "")], "exit code 0, as if nothing had happened"),
+        (0, [(1, "Killed")], "0 bundles in "),
+        (1, [(1, ""), (0, "1 skipped")], "exit code 0, not one failed test"),
+        (1, [(1, ""), (1, "error: no such module\n1 failed")], "the failure text does not say: 161 of 161 gradients"),
+        (1, [(1, ""), (1, RED), (1, RED)], "exit code 1, not one passed test"),
+        (1, [(1, ""), (1, RED), (0, "1 skipped")], "exit code 0, not one passed test"),
+    ],
+)
+def test_story_checks_each_act(
+    story: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    bundles: int,
+    results: list[tuple[int, str]],
+    problem: str | None,
+) -> None:
+    """Whatever act does not go as told, the story stops there and ends with exit code 1 and the reason."""
+    left = iter(results)
+
+    def run(folder: Path, program: str, *arguments: str) -> tuple[int, str]:
+        if program == "python":
+            for number in range(bundles):
+                write_bundle(folder / "nan-bundles" / f"step-{number:06d}-rank-0")
+        return next(left)
+
+    monkeypatch.setattr(story, "run", run)
+    monkeypatch.setattr("sys.argv", ["story.py", f"--out={tmp_path / 'stage'}"])
+
+    if problem is None:
+        story.main()
+    else:
+        with pytest.raises(SystemExit, match=f"Not as told: {re.escape(problem)}"):
+            story.main()
+    assert list(left) == []
+
+
+def test_story_leaves_a_folder_in_use_alone(
+    story: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder with anything in it is refused: the story would write over files of the same names."""
+    (tmp_path / "model.py").write_text("mine\n", encoding="utf-8")
+    monkeypatch.setattr("sys.argv", ["story.py", f"--out={tmp_path}"])
+
+    with pytest.raises(SystemExit, match="2"):
+        story.main()
+    assert "expected a new or empty folder" in capsys.readouterr().err
+    assert (tmp_path / "model.py").read_text(encoding="utf-8") == "mine\n"
+
+
+def test_first_batch_without_a_class() -> None:
+    """It is number 13, as README.md and story.py say, however long the run is and however large the images."""
+    module: Any = load(EXAMPLES / "resnet50" / "data.py")
+
+    for data in (module.RandomImageData(steps=20), module.RandomImageData(steps=800, image_size=224)):
+        batches = data.dataset.labels.split(data.batch_size)
+        assert next(i for i, labels in enumerate(batches) if len(labels.unique()) < 20) == 13
+
+
+def test_images_are_the_same_in_every_run() -> None:
+    """An image depends on its index alone, and making it leaves the global random state as it was."""
+    dataset = load(EXAMPLES / "resnet50" / "data.py").RandomImageData(steps=1).dataset
+    before = torch.get_rng_state()
+    first, label = dataset[5]
+
+    torch.testing.assert_close(dataset[5][0], first, rtol=0, atol=0)
+    assert first.shape == (3, 32, 32)
+    assert label.dtype == torch.int64
+    assert not torch.equal(dataset[6][0], first)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_github_actions() -> None:
+    """The file parses; the gate needs a GPU runner, runs the documented command, uploads its report, red or green."""
+    jobs = yaml.safe_load((EXAMPLES / "github-actions.yml").read_text(encoding="utf-8"))["jobs"]
+    gate = jobs["nan-gate"]["steps"]
+    [command] = [step["run"] for step in gate if GATE in step.get("run", "")]
+    [upload] = [step for step in gate if step.get("uses", "").startswith("actions/upload-artifact@")]
+
+    assert jobs["nan-gate"]["runs-on"] == ["self-hosted", "gpu"]
+    assert upload["with"]["path"] == command.partition("--junitxml=")[2].split()[0]
+    assert upload["if"] == "${{ !cancelled() }}"
+    assert not any("--nan-require-gpu" in step.get("run", "") for step in jobs["cpu"]["steps"])
+    for job in jobs.values():
+        assert "pip" in [step.get("with", {}).get("cache") for step in job["steps"]]
+
+
+def test_gitlab_ci() -> None:
+    """The file parses; the gate is tagged for a GPU, runs the documented command and keeps its report, red or green."""
+    jobs = yaml.safe_load((EXAMPLES / "gitlab-ci.yml").read_text(encoding="utf-8"))
+    gate = jobs["nan-gate"]
+    [command] = [line for line in gate["script"] if GATE in line]
+
+    assert any("gpu" in tag for tag in gate["tags"])
+    assert gate["artifacts"]["when"] == "always"
+    assert gate["artifacts"]["reports"]["junit"] == command.partition("--junitxml=")[2].split()[0]
+    assert not any("--nan-require-gpu" in line for line in jobs["cpu"]["script"])
+    for job in (jobs["cpu"], gate):
+        assert job["cache"]["paths"] == [".cache/pip"]
