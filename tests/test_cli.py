@@ -602,7 +602,7 @@ def test_pin_of_a_large_bundle(here: Path, capsys: pytest.CaptureFixture[str], m
     """What is large for git is said to be."""
     monkeypatch.setattr("pytest_nancapture.cli._MUCH_FOR_GIT", 1000)
     _, out, _ = run(capsys, "pin", str(write_bundle(here / NAME)), "--force")
-    last = "note    this is much for git; some hosts refuse files over 100 MB: consider Git LFS"
+    last = "note    this is large for git, and some hosts refuse files over 100 MB: consider Git LFS"
     assert last == out.splitlines()[-1]
 
 

@@ -95,6 +95,7 @@ class ModuleRecord:
         frozen: parameters that did not require a gradient.
         attributes: submodule path -> plain attributes that changed since fit began, encoded.
         compiled: submodules that were compiled with ``torch.compile``.
+        synchronized: batch norms whose statistics were taken over several ranks, and so are not the batch's own.
         changed_before_copy: names of weights that the step had already changed when they were copied.
         resized: buffers that code makes in another size, or not at all, when the module is built.
     """
@@ -109,6 +110,7 @@ class ModuleRecord:
     frozen: tuple[str, ...] = ()
     attributes: dict[str, dict[str, Any]] = field(default_factory=dict)
     compiled: tuple[str, ...] = ()
+    synchronized: tuple[str, ...] = ()
     changed_before_copy: tuple[str, ...] = ()
     resized: tuple[str, ...] = ()
     layouts: Layouts = field(default_factory=dict)

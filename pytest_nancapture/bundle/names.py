@@ -34,7 +34,7 @@ def has_buffer(module: nn.Module, name: str) -> bool:
     return home is not None and leaf in home._buffers
 
 
-def replace_buffer(module: nn.Module, name: str, value: Tensor) -> None:
+def replace_buffer(module: nn.Module, name: str, value: Tensor | None) -> None:
     """Put another tensor, such as one of another size, in a buffer's place."""
     path, _, leaf = name.rpartition(".")
     dict(submodules(module))[path]._buffers[leaf] = value

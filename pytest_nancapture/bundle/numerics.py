@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -13,6 +14,12 @@ _Setting = tuple[Callable[[], Any], Callable[[Any], Any]]
 
 def _flag(owner: Any, name: str) -> _Setting:
     return (lambda: getattr(owner, name)), (lambda value: setattr(owner, name, value))
+
+
+def _fp32_precision(path: str) -> _Setting:
+    """Torch's newer word for TF32 and its like, of 2.9 on; where it was used the older flags cannot be read."""
+    owner = attrgetter(path)
+    return (lambda: owner(torch).fp32_precision), (lambda value: setattr(owner(torch), "fp32_precision", value))
 
 
 def _deterministic() -> list[bool]:
@@ -36,6 +43,15 @@ _SETTINGS: dict[str, _Setting] = {
     "cudnn_deterministic": _flag(torch.backends.cudnn, "deterministic"),
     "cudnn_allow_tf32": _flag(torch.backends.cudnn, "allow_tf32"),
     "cuda_matmul_allow_tf32": _flag(torch.backends.cuda.matmul, "allow_tf32"),
+    "fp32_precision": _fp32_precision("backends"),
+    "cuda_matmul_fp32_precision": _fp32_precision("backends.cuda.matmul"),
+    "cudnn_fp32_precision": _fp32_precision("backends.cudnn"),
+    "cudnn_conv_fp32_precision": _fp32_precision("backends.cudnn.conv"),
+    "cudnn_rnn_fp32_precision": _fp32_precision("backends.cudnn.rnn"),
+    "mkldnn_fp32_precision": _fp32_precision("backends.mkldnn"),
+    "mkldnn_matmul_fp32_precision": _fp32_precision("backends.mkldnn.matmul"),
+    "mkldnn_conv_fp32_precision": _fp32_precision("backends.mkldnn.conv"),
+    "mkldnn_rnn_fp32_precision": _fp32_precision("backends.mkldnn.rnn"),
     "cuda_matmul_allow_fp16_reduced_precision": _flag(
         torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction"
     ),

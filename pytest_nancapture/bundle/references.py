@@ -46,19 +46,7 @@ def refer(obj: Any) -> Reference:
     file = _source_file(module)
     if module == "__main__" and file is None:
         raise ValueError(f"{name} is defined in an interactive session, so no file holds it")
-    # torch.relu calls itself torch:_VariableFunctionsClass.relu, which is nowhere to be found.
-    path = next((path for path in (name, name.rpartition(".")[2]) if _leads_to(obj, module, path)), None)
-    if path is None:
-        raise ValueError(f"{module}.{name} is not what an import of that name finds")
-    return Reference(f"{module}:{path}", file)
-
-
-def _leads_to(obj: Any, module: str, path: str) -> bool:
-    """Whether `obj` is there, or what took its place when its module was loaded again."""
-    found: Any = sys.modules.get(module)
-    for part in path.split("."):
-        found = getattr(found, part, None)
-    return found is obj or (found is not None and getattr(found, "__qualname__", None) == obj.__qualname__)
+    return Reference(f"{module}:{name}", file)
 
 
 def repository_root(path: Path) -> Path | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import platform
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -24,6 +26,8 @@ from pytest_nancapture.bundle.manifest import (
 from pytest_nancapture.bundle.tensors import write_tensors
 
 _TRIES = 1000
+_HIDDEN = ".tmp"
+_HOST = re.sub(r"[^A-Za-z0-9]", "_", platform.node())
 
 
 def write_bundle(
@@ -50,7 +54,8 @@ def write_bundle(
         OSError: it cannot be written; nothing is left behind.
     """
     dirpath.mkdir(parents=True, exist_ok=True)
-    hidden = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=".tmp", dir=dirpath))
+    _sweep(dirpath)
+    hidden = Path(tempfile.mkdtemp(prefix=f".{name}.{_HOST}-{os.getpid()}.", suffix=_HIDDEN, dir=dirpath))
     try:
         files: dict[str, FileRecord] = {}
         layouts: dict[str, Layouts] = {}
@@ -71,6 +76,26 @@ def write_bundle(
     except BaseException:
         shutil.rmtree(hidden, ignore_errors=True)
         raise
+
+
+def _sweep(dirpath: Path) -> None:
+    """Remove what writers on this machine left behind that were killed; those still at work are let be."""
+    for hidden in dirpath.glob(f".*.{_HOST}-*{_HIDDEN}"):
+        process = hidden.name.rpartition(f".{_HOST}-")[2].partition(".")[0]
+        if process.isdigit() and not _is_alive(int(process)):
+            shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _is_alive(process: int) -> bool:
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def write_text(path: Path, text: str) -> None:

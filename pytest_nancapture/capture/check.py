@@ -27,7 +27,7 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
     flags: dict[torch.device, Tensor] = {}
     for (device, dtype), group in groups.items():
         if device not in flags:
-            flags[device] = torch.zeros((), device=device)
+            flags[device] = torch.zeros((), dtype=torch.float32, device=device)
         if not (dtype in _FUSED and _TINY * 1.0 and _fused_check(group, flags[device])):
             for value in group:
                 flags[device].logical_or_(~_finite(value).all())
@@ -37,7 +37,9 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
 def _fused_check(values: list[Tensor], flag: Tensor) -> bool:
     """Raise `flag` if a value is not finite; False where the kernel cannot write, as into an expanded tensor."""
     try:
-        torch._amp_foreach_non_finite_check_and_unscale_(values, flag, torch.ones((), device=flag.device))
+        torch._amp_foreach_non_finite_check_and_unscale_(
+            values, flag, torch.ones((), dtype=torch.float32, device=flag.device)
+        )
     except RuntimeError:
         return False
     return True

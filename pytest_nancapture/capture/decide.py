@@ -93,7 +93,9 @@ def decide(
 def _share(finding: Finding, done: list[Outcome], seen: list[Outcome], *, scaled: bool, alone: bool) -> Share:
     if not finding.found_in:
         return Share.NONE
-    if any(outcome.dropped for outcome in done):
+    # Callbacks are left out of reruns: what they mended in training is seen to be bad there, and only there.
+    mended = finding.found_in == ("loss",) and any(outcome.raw_bad for outcome in done)
+    if mended or any(outcome.dropped for outcome in done):
         return Share.EXCUSED
     if seen or finding.bad_losses:
         return Share.GUILTY

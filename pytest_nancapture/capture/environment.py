@@ -36,6 +36,12 @@ def environment(device: torch.device) -> dict[str, Any]:
     return found
 
 
+def package_of(trainer: Any) -> str:
+    """``lightning.pytorch`` or ``pytorch_lightning``, whichever the Trainer, or what it was derived from, comes from."""
+    base = [kind for kind in type(trainer).__mro__ if kind.__name__ == "Trainer"][-1]
+    return base.__module__.partition(".trainer")[0]
+
+
 def code_of(module: Any) -> CodeRecord:
     """The commit of the repository that holds the module's source, and whether files differ from it."""
     source = getattr(sys.modules.get(type(module).__module__), "__file__", None)

@@ -25,7 +25,8 @@ from pytest_nancapture.bundle.manifest import (
 from pytest_nancapture.bundle.names import buffers, parameters, submodules, volatile_buffers
 from pytest_nancapture.bundle.numerics import numeric_settings
 from pytest_nancapture.bundle.write import write_bundle
-from pytest_nancapture.capture.environment import code_of, environment
+from pytest_nancapture.capture.buffers import BufferWatch
+from pytest_nancapture.capture.environment import code_of, environment, package_of
 from pytest_nancapture.capture.finding import Finding
 from pytest_nancapture.capture.instant import Window
 from pytest_nancapture.capture.recipe import Recipe
@@ -38,8 +39,7 @@ class Capture:
     Attributes:
         guilty: position of the guilty micro-batch in the window.
         target: which optimizer step of the window is the guilty one.
-        first_buffers: name -> (id, version) of every buffer when fit began.
-        first_shapes: name -> its shape then.
+        buffers: what they were when fit began.
         changed_before_copy: weights that the step had written before they could be copied.
         optimizer_states: before the update; None where a replay does not need them.
     """
@@ -53,8 +53,7 @@ class Capture:
     target: int
     reproduced: Reproduced
     attributes: Mapping[tuple[str, str], Any]
-    first_buffers: Mapping[str, tuple[int, int]]
-    first_shapes: Mapping[str, torch.Size]
+    buffers: BufferWatch
     changed_before_copy: tuple[str, ...] = ()
     optimizer_states: list[Any] | None = None
 
@@ -107,7 +106,8 @@ class Capture:
         live.update(
             (name, buffer)
             for name, buffer in buffers(self.module)
-            if name not in code_made or self.first_buffers.get(name) != (id(buffer), buffer._version)
+            if name in self.window.tensors  # else the step has made it
+            and (name not in code_made or self.buffers.first.get(name) != (id(buffer), buffer._version))
         )
         kept = {name: tensor for name, tensor in self.window.tensors.items() if name in live}
         return {**live, **kept}
@@ -143,6 +143,7 @@ class Capture:
             eval_mode=tuple(sorted(self.window.eval_mode)),
             frozen=self.window.frozen,
             attributes=attributes,
+            synchronized=tuple(sorted({name for name, submodule in modules if self._is_synchronized(submodule)})),
             changed_before_copy=self.changed_before_copy,
             resized=self._resized(),
             compiled=tuple(sorted({name for name, submodule in modules if _is_compiled(submodule)})),
@@ -150,13 +151,16 @@ class Capture:
 
     def _resized(self) -> tuple[str, ...]:
         names = (name for name, _ in buffers(self.module) if name in self.window.tensors)
-        return tuple(sorted(n for n in names if self.window.tensors[n].shape != self.first_shapes.get(n)))
+        return tuple(sorted(n for n in names if self.window.tensors[n].shape != self.buffers.shapes.get(n)))
+
+    def _is_synchronized(self, module: torch.nn.Module) -> bool:
+        return self.trainer.world_size > 1 and isinstance(module, torch.nn.SyncBatchNorm)
 
     def _trainer_record(self) -> TrainerRecord:
         trainer, counters = self.trainer, self.window.counters
         batches = trainer.num_training_batches
         return TrainerRecord(
-            framework=type(trainer).__module__.partition(".trainer")[0],
+            framework=package_of(trainer),
             precision=str(trainer.precision),
             accumulate_grad_batches=trainer.accumulate_grad_batches,
             automatic_optimization=self.module.automatic_optimization,

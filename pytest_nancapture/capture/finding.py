@@ -94,6 +94,13 @@ def look(
     )
 
 
+def note_backward(loss: Tensor, losses: list[Tensor]) -> None:
+    """Add the loss to `losses` once a backward pass really begins at it: one that user code drops is no fault."""
+    value = loss.detach()
+    if loss.requires_grad:
+        loss.register_hook(lambda _: losses.append(value))  # type: ignore[no-untyped-call]
+
+
 def _text(losses: list[Tensor]) -> str:
     """A micro-batch's losses added up, to six digits."""
     return f"{sum(loss.detach().double().sum().item() for loss in losses):.6g}" if losses else ""

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_nancapture.bundle.decode import Decoder
 from pytest_nancapture.bundle.encode import Encoder
-from pytest_nancapture.bundle.names import buffers, parameters, replace_buffer, submodules
+from pytest_nancapture.bundle.names import buffers, parameters, replace_buffer, submodules, unique_parameters
 from pytest_nancapture.bundle.references import LiveResolver
 from pytest_nancapture.bundle.rng import RandomStates
 from pytest_nancapture.errors import UnwritableValueError
@@ -93,13 +93,21 @@ class Window:
                     now[name].data.copy_(kept)
                 elif name in now:
                     replace_buffer(module, name, copy_of(kept))
+            for name in [name for name, _ in buffers(module) if name not in self.tensors]:
+                replace_buffer(module, name, None)
 
-    def restore_attributes(self, module: nn.Module) -> None:
-        """Put plain attributes back as they were."""
+    def restore_flags(self, module: nn.Module) -> None:
+        """Put plain attributes, modes and ``requires_grad`` back as they were."""
         modules = dict(submodules(module))
         for (path, name), value in self.attributes.items():
             if path in modules:
                 vars(modules[path])[name] = value
+        for name, submodule in modules.items():
+            submodule.training = name not in self.eval_mode
+        for name, parameter in unique_parameters(module):
+            parameter.requires_grad_(name not in self.frozen)
+        if "_param_requires_grad_state" in vars(module):  # of Lightning's toggle_optimizer
+            vars(module)["_param_requires_grad_state"] = {}
 
     @property
     def losses(self) -> list[Tensor]:
@@ -147,9 +155,7 @@ class AttributeWatch:
         self._module = module
         self._ignored = set(vars(nn.Module())) | _lightning_attributes(module)
         self._first = self._all()
-        self._watched = {
-            key for key in self._first if key[0] and not _is_torchs_own(module.get_submodule(key[0]))
-        }
+        self._watched = {key for key in self._first if key[0] and not _is_torchs_own(module.get_submodule(key[0]))}
         self._homes: dict[str, dict[str, Any]] = {}
         self._looks = 0
 
@@ -192,9 +198,7 @@ class AttributeWatch:
     def _of(self, path: str, module: nn.Module) -> dict[tuple[str, str], Any]:
         ignored = self._ignored
         return {
-            (path, name): value
-            for name, value in vars(module).items()
-            if type(value) in _PLAIN and name not in ignored
+            (path, name): value for name, value in vars(module).items() if type(value) in _PLAIN and name not in ignored
         }
 
 

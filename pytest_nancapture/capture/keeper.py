@@ -12,6 +12,7 @@ from torch import Tensor
 from pytest_nancapture.bundle.names import buffers, parameters, submodules, unique_parameters
 from pytest_nancapture.capture.check import fingerprint
 from pytest_nancapture.capture.instant import AttributeWatch, CopyOnWrite, KeptBatch, Window, copy_of
+from pytest_nancapture.capture.wraps import is_inherited
 
 _FINGERPRINTED = 2
 """So many first windows take fingerprints of all weights: a write through ``.data`` leaves the version as it was."""
@@ -32,12 +33,10 @@ class Keeper:
     def __init__(self, trainer: Any, module: Any) -> None:
         self.window: Window | None = None
         self.attributes = AttributeWatch(module)
-        self.first_buffers = {name: (id(buffer), buffer._version) for name, buffer in buffers(module)}
-        self.first_shapes = {name: buffer.shape for name, buffer in buffers(module)}
         self._trainer = trainer
         self._module = module
-        self._own_start_hook = not _is_inherited(module, "on_train_batch_start")
-        self._zeroes = module.automatic_optimization and _is_inherited(module, "optimizer_zero_grad")
+        self._own_start_hook = not is_inherited(module, "on_train_batch_start")
+        self._zeroes = module.automatic_optimization and is_inherited(module, "optimizer_zero_grad")
         self._moving: set[str] = set()
         self._versions: dict[str, int] = {}
         self._fingerprints: dict[str, Tensor] = {}
@@ -108,6 +107,17 @@ class Keeper:
             if name not in self.window.tensors and parameter._version != self._versions.get(name, parameter._version)
         }
 
+    def whose_weights(self) -> str:
+        """Who is to blame for weights that were not finite at the instant, a sentence."""
+        assert self.window is not None
+        if self._windows == 1:
+            return "the weights were not finite when training began: the initialisation or the checkpoint is to blame"
+        step = self.window.counters["global_step"] - 1
+        return (
+            f"the weights were not finite before the step began: the update of step {step} is to blame; capture that "
+            "with NaNCapture(optimizer_history=True)"
+        )
+
     def _open(self) -> None:
         module, trainer = self._module, self._trainer
         if self.window is not None:
@@ -135,8 +145,3 @@ class Keeper:
 def reevaluates(optimizer: Any) -> bool:
     """Whether the optimizer calls its closure several times a step, and so moves the weights before the last look."""
     return isinstance(optimizer, torch.optim.LBFGS)
-
-
-def _is_inherited(module: Any, name: str) -> bool:
-    """Whether the hook is Lightning's own, which does nothing."""
-    return str(getattr(type(module), name).__module__).startswith(("lightning.", "pytorch_lightning."))

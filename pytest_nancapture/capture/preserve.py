@@ -74,7 +74,7 @@ def _counters(trainer: Any) -> Callable[[], None]:
     homes = [(loop, "batch_progress"), (loop.automatic_optimization, "optim_progress")]
     homes.append((loop.manual_optimization, "optim_step_progress"))
     saved = [(owner, name, copy.deepcopy(getattr(owner, name))) for owner, name in homes]
-    others = [(trainer, "profiler", trainer.profiler), (trainer, "should_stop", trainer.should_stop)]
+    others = [(trainer, name, getattr(trainer, name)) for name in ("profiler", "should_stop", "callbacks", "loggers")]
 
     def restore() -> None:
         for owner, name, value in [*saved, *others]:

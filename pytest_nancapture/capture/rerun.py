@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pytest_nancapture.bundle.names import buffers, unique_parameters
+from pytest_nancapture.capture.buffers import not_finite
 from pytest_nancapture.capture.check import all_finite, is_finite
-from pytest_nancapture.capture.finding import Finding, look
+from pytest_nancapture.capture.environment import package_of
+from pytest_nancapture.capture.finding import Finding, look, note_backward
 from pytest_nancapture.capture.instant import KeptBatch, Window
 from pytest_nancapture.capture.preserve import preserved
+from pytest_nancapture.capture.wraps import last_hook
+from pytest_nancapture.capture.silence import silent_logger
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,12 +32,17 @@ class Outcome:
     Attributes:
         finding: at the optimizer step that was guilty in training.
         guilty: position in the window of the first micro-batch after which something was not finite; None if none was.
-        dropped: gradients were not finite after backward, but the user's own hooks had mended them before the update.
+        raw_bad: gradients were not finite right after backward, before any hook.
     """
 
     finding: Finding
     guilty: int | None
-    dropped: bool
+    raw_bad: bool
+
+    @property
+    def dropped(self) -> bool:
+        """Whether the module's own hooks mended the gradients before the update."""
+        return self.raw_bad and not self.finding.gradients.nonfinite and not self.finding.buffers
 
     @property
     def failed(self) -> bool:
@@ -49,7 +60,6 @@ class Rerun:
 
     Attributes:
         target: which optimizer step of the window is the guilty one, counted from 0.
-        hook: the module's own ``on_before_optimizer_step``.
     """
 
     trainer: Any
@@ -57,11 +67,12 @@ class Rerun:
     window: Window
     optimizer: Any
     target: int
-    hook: Callable[[Any], Any]
     losses: list[list[Tensor]] = field(default_factory=list)
     raw_bad: bool = False
     guilty: int | None = None
     steps: int = 0
+    is_last_batch: bool = False
+    bad_before: frozenset[str] = frozenset()
     finding: Finding | None = None
     last_loss: Tensor | None = None
 
@@ -71,11 +82,16 @@ class Rerun:
         Raises:
             Exception: whatever the user's step raises.
         """
+        self.bad_before = frozenset(not_finite(self.window.tensors))
+        self.is_last_batch = self.trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
         with preserved(self.trainer, self.module, updates=self.target > 0), self._quiet(), self._unscaled():
+            manual = self.trainer.fit_loop.epoch_loop.manual_optimization
+            manual.optim_step_progress.total.completed = self.window.counters["global_step"]
             self.window.restore_tensors(self.module)
-            self.window.restore_attributes(self.module)
+            self.window.restore_flags(self.module)
             for position, state in self.window.states.items():
-                self.trainer.optimizers[position].load_state_dict(state)
+                # A copy: what is loaded becomes the optimizer's own, to write into.
+                self.trainer.optimizers[position].load_state_dict(copy.deepcopy(state))
             if self.window.reevaluates and self.target:
                 self._reevaluate()
             else:
@@ -84,8 +100,7 @@ class Rerun:
             if self.finding is None:
                 self.judge()
         assert self.finding is not None
-        dropped = self.raw_bad and not self.finding.gradients.nonfinite and not self.finding.buffers
-        return Outcome(finding=self.finding, guilty=self.guilty, dropped=dropped)
+        return Outcome(finding=self.finding, guilty=self.guilty, raw_bad=self.raw_bad)
 
     def arrive(self) -> bool:
         """An optimizer is about to step; True where this is the step to judge, and it must not be made."""
@@ -115,15 +130,36 @@ class Rerun:
     def judge(self) -> None:
         """Look at what the guilty optimizer step is about to use."""
         if self.module.automatic_optimization:
-            self.hook(self.optimizer)
-        self.finding = look(self.module, self.losses, parameters_of(self.optimizer), dict(buffers(self.module)))
+            self._run_last_hooks()
+        self.finding = look(self.module, self.losses, parameters_of(self.optimizer), self._buffers())
         if self.finding.found_in and self.guilty is None:
             self.guilty = len(self.losses) - 1
 
+    def _run_last_hooks(self) -> None:
+        """The module's own before the update; one of them has our wrapper around it."""
+        module, trainer = self.module, self.trainer
+        last = last_hook(module)
+        original = vars(module)[last].__wrapped__
+        if last == "on_before_optimizer_step":
+            original(self.optimizer)
+            return
+        module.on_before_optimizer_step(self.optimizer)
+        original(
+            self.optimizer,
+            gradient_clip_val=trainer.gradient_clip_val,
+            gradient_clip_algorithm=trainer.gradient_clip_algorithm,
+        )
+
+    def _buffers(self) -> dict[str, Tensor]:
+        """Those that were finite at the instant."""
+        return {name: buffer for name, buffer in buffers(self.module) if name not in self.bad_before}
+
     def _micro_batch(self, kept: KeptBatch) -> None:
         trainer, module = self.trainer, self.module
-        loop = trainer.fit_loop.epoch_loop
+        loop, position = trainer.fit_loop.epoch_loop, len(self.losses)
         loop.batch_progress.current.ready = kept.batch_idx + 1
+        loop.batch_progress.total.ready = self.window.counters["total_batch_idx"] + position + 1
+        loop.batch_progress.is_last_batch = self.is_last_batch and kept is self.window.batches[-1]
         batch = kept.fresh()
         self.losses.append([])
         kept.rng.restore()
@@ -141,25 +177,31 @@ class Rerun:
             return
         loss = loss / self.trainer.accumulate_grad_batches
         self.last_loss = loss
-        note = self.losses[-1]
-        if loss.requires_grad:
-            loss.register_hook(lambda _: note.append(loss.detach()))
+        note_backward(loss, self.losses[-1])
         self.module.backward(loss)
-        self.raw_bad = self.raw_bad or not all_finite(gradients_of(self.module))
         self.module.on_after_backward()
 
+    def _on_after_backward(self, original: Callable[[], Any]) -> Any:
+        self.raw_bad = self.raw_bad or not all_finite(gradients_of(self.module))
+        return original()
+
     def _finite(self) -> bool:
-        tensors = [*gradients_of(self.module), *(buffer for _, buffer in buffers(self.module))]
+        tensors = [*gradients_of(self.module), *self._buffers().values()]
         return all(map(is_finite, self.losses[-1])) and all_finite(tensors)
 
     @contextmanager
     def _quiet(self) -> Iterator[None]:
-        """Nothing is logged or profiled twice; ``preserved`` takes the stand-ins off again."""
-        vars(self.module).update(log=_ignore, log_dict=_ignore)
+        """Nothing is told, logged or profiled twice; ``preserved`` takes the stand-ins off again."""
+        after_backward = partial(self._on_after_backward, self.module.on_after_backward)
+        vars(self.module).update(log=_ignore, log_dict=_ignore, on_after_backward=after_backward)
+        self.trainer.callbacks = []
+        package = package_of(self.trainer)
+        self.trainer.profiler = import_module(f"{package}.profilers").PassThroughProfiler()
+        if self.trainer.loggers:
+            self.trainer.loggers = [silent_logger(package, str(self.trainer.default_root_dir))]
         for submodule in self.module.modules():
             if isinstance(submodule, torch.nn.SyncBatchNorm):
                 vars(submodule)["forward"] = partial(_local_batch_norm, submodule)
-        self.trainer.profiler = _pass_through(self.trainer.profiler)
         yield
 
     @contextmanager
@@ -192,11 +234,3 @@ def _local_batch_norm(module: torch.nn.SyncBatchNorm, value: Tensor) -> Tensor:
 
 def _ignore(*args: Any, **kwargs: Any) -> None:
     """Stand in for ``self.log``."""
-
-
-def _pass_through(profiler: Any) -> Any:
-    """A profiler that does nothing, from the same Lightning as `profiler`."""
-    import importlib
-
-    package = next(kind.__module__ for kind in type(profiler).__mro__ if kind.__name__ == "Profiler")
-    return importlib.import_module(package.rpartition(".")[0]).PassThroughProfiler()

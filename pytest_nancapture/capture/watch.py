@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,18 +13,19 @@ from typing import Any, Literal
 from torch import Tensor
 
 from pytest_nancapture.bundle.manifest import Reproduced
-from pytest_nancapture.bundle.names import buffers, unique_parameters
+from pytest_nancapture.bundle.names import unique_parameters
+from pytest_nancapture.capture.buffers import BufferWatch
 from pytest_nancapture.capture.check import all_finite, has_nan, is_finite
 from pytest_nancapture.capture.decide import Decision, decide
 from pytest_nancapture.capture.export import Capture
-from pytest_nancapture.capture.finding import Finding, look
+from pytest_nancapture.capture.finding import Finding, look, note_backward
 from pytest_nancapture.capture.instant import Window
 from pytest_nancapture.capture.keeper import Keeper
 from pytest_nancapture.capture.ranks import Ranks
 from pytest_nancapture.capture.recipe import Recipe
 from pytest_nancapture.capture.rerun import Outcome, Rerun, parameters_of
 from pytest_nancapture.capture.shelf import Shelf, shown
-from pytest_nancapture.capture.wraps import Wraps
+from pytest_nancapture.capture.wraps import Wraps, last_hook
 from pytest_nancapture.errors import NonFiniteError
 
 log = logging.getLogger("pytest_nancapture")
@@ -62,18 +63,19 @@ class Watch:
         self._shelf = Shelf(settings.dirpath, settings.max_bundles)
         self._ranks = Ranks(trainer)
         self._rerun: Rerun | None = None
-        self._tolerated: set[str] = set()
+        self._buffers = BufferWatch(module)
         self._owed: Finding | None = None
-        self._looked_at: dict[str, tuple[int, int]] = {}
 
     def begin(self) -> None:
         """Put the wrappers in place."""
         put, strategy = self._wraps.put, self._trainer.strategy
         put(self._module, "on_train_batch_start", self._on_train_batch_start)
-        put(self._module, "on_before_optimizer_step", self._on_before_optimizer_step)
+        put(self._module, last_hook(self._module), self._before_update)
         put(self._module, "on_train_batch_end", self._on_train_batch_end)
         put(strategy, "backward", self._backward)
         put(strategy, "optimizer_step", self._optimizer_step)
+        if not self._module.automatic_optimization:
+            self._wraps.put_on_raw_steps(strategy, self._trainer.optimizers, self._before_raw_step)
 
     def end(self) -> None:
         """Take the wrappers off and let go of everything kept."""
@@ -108,8 +110,26 @@ class Watch:
             self._forget_scaling()
             return None
 
-    def _on_before_optimizer_step(self, original: Callable[..., Any], optimizer: Any) -> Any:
-        result = original(optimizer)
+    def _before_raw_step(self, optimizer: Any, has_closure: bool) -> None:
+        """An update past Lightning cannot be held up; without gradients it changes nothing."""
+        rerun, window = self._rerun, self._keeper.window
+        if rerun is not None:
+            is_over = rerun.finding is not None or rerun.arrive()
+        elif window is None or not window.batches:
+            return
+        elif has_closure:  # no gradients to look at yet
+            window.stepped = True
+            return
+        else:
+            if not window.dropped:
+                with suppress(DropStep):
+                    self._check(window, optimizer)
+            is_over = window.dropped
+        for parameter in parameters_of(optimizer) if is_over else ():
+            parameter.grad = None
+
+    def _before_update(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(optimizer, *args, **kwargs)
         rerun, window = self._rerun, self._keeper.window
         if rerun is not None:
             if rerun.arrive():
@@ -123,7 +143,7 @@ class Watch:
         window = self._keeper.window
         if window is not None and window.dropped:
             self._clean(window)
-        elif window is not None and window.batches:
+        elif window is not None and window.stepped:
             self._check_after(window)
         return result
 
@@ -137,40 +157,36 @@ class Watch:
         if target == 0:
             self._keeper.learn()
         optimized = parameters_of(optimizer)
-        written = self._written_buffers()
+        suspects = self._buffers.suspects()
         gradients = [parameter.grad for parameter in optimized if parameter.grad is not None]
-        finite = all_finite([*gradients, *window.losses, *written.values()]) and self._owed is None
-        if not self._ranks.any(not finite):
-            for batch in window.batches:
-                batch.losses.clear()
-            self._keeper.keep_before_update(optimizer)
-            if self._settings.optimizer_history:
-                self._keeper.keep_all()
-            return
-        owed, self._owed = self._owed, None
-        losses = [batch.losses for batch in window.batches]
-        finding = owed or look(self._module, losses, optimized, self._tolerate(window, written))
-        if self._ranks.count == 1 and not finding.found_in:
-            return
-        decision = decide(
-            finding,
-            self._ranks,
-            scaled=self._scaler is not None,
-            batches=len(window.batches),
-            confirm=self._settings.confirm,
-            rerun=lambda: self._rerun_once(window, optimizer, target),
-        )
-        if decision is None:
-            return
-        self._capture(window, target, decision, is_written=owed is not None)
-        raise DropStep
+        finite = all_finite([*gradients, *window.losses, *suspects.values()]) and self._owed is None
+        if self._ranks.any(not finite):
+            owed, self._owed = self._owed, None
+            losses = [batch.losses for batch in window.batches]
+            finding = owed or look(
+                self._module, losses, optimized, self._buffers.poisoned(suspects, window.tensors)
+            )
+            decision = decide(
+                finding,
+                self._ranks,
+                scaled=self._scaler is not None,
+                batches=len(window.batches),
+                confirm=self._settings.confirm,
+                rerun=lambda: None if owed else self._rerun_once(window, optimizer, target),
+            )
+            if decision is not None:
+                self._capture(window, target, decision, is_written=owed is not None)
+                raise DropStep
+        for batch in window.batches:
+            batch.losses.clear()
+        self._keeper.keep_before_update(optimizer)
+        if self._settings.optimizer_history:
+            self._keeper.keep_all()
 
     def _check_after(self, window: Window) -> None:
         """Look at what was written since the last look: buffers by hooks, and weights by an update with a history."""
-        written = self._written_buffers()
-        bad: dict[str, Tensor] = {}
-        if not all_finite(written.values()):
-            bad = {name: b for name, b in self._tolerate(window, written).items() if not is_finite(b)}
+        suspects = self._buffers.suspects()
+        bad = {} if all_finite(suspects.values()) else self._buffers.poisoned(suspects, window.tensors)
         weights: tuple[str, ...] = ()
         if self._settings.optimizer_history and window.states:
             weights = tuple(name for name, parameter in unique_parameters(self._module) if not is_finite(parameter))
@@ -197,26 +213,10 @@ class Watch:
             window.restore_tensors(self._module)
             self._owed = finding
 
-    def _written_buffers(self) -> dict[str, Tensor]:
-        """Those written since fit began, without those that are meant to hold Inf, such as a running minimum."""
-        first = self._keeper.first_buffers
-        return {
-            name: buffer
-            for name, buffer in buffers(self._module)
-            if (id(buffer), buffer._version) != first.get(name) and name not in self._tolerated
-        }
-
-    def _tolerate(self, window: Window, written: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Leave out what was non-finite before the step, now and from here on: no later step is to blame for it."""
-        known = {name for name in written if name in window.tensors and not is_finite(window.tensors[name])}
-        self._tolerated |= known
-        return {name: buffer for name, buffer in written.items() if name not in known}
-
     def _rerun_once(self, window: Window, optimizer: Any, target: int) -> Outcome | None:
         if any(batch.problem is not None for batch in window.batches):
             return None
-        hook = vars(self._module)["on_before_optimizer_step"].__wrapped__
-        self._rerun = Rerun(self._trainer, self._module, window, optimizer, target, hook)
+        self._rerun = Rerun(self._trainer, self._module, window, optimizer, target)
         try:
             return self._rerun.run()
         except Exception as error:  # the user's step may raise anything; the capture goes on without its confirmation
@@ -250,10 +250,12 @@ class Watch:
 
     def _write(self, window: Window, target: int, decision: Decision) -> Path | None:
         finding = decision.finding
-        bad_before = tuple(name for name, value in self._weights_before(window) if not is_finite(value))
+        bad_before = self._bad_before(window)
         if bad_before and not finding.weights:
             finding = dataclasses.replace(finding, weights=bad_before)
         log.warning("%snancapture: step %d: %s", self._new_line, window.counters["global_step"], finding.summary)
+        if bad_before and finding.weights == bad_before:
+            log.warning("nancapture: %s", self._keeper.whose_weights())
         states: list[Any] | None = None
         if window.states and (target or window.reevaluates or finding.weights):
             # An optimizer that has not stepped in this window is still as it was.
@@ -269,17 +271,16 @@ class Watch:
             target=target,
             reproduced=decision.reproduced,
             attributes=self._keeper.attributes.changed(window.attributes),
-            first_buffers=self._keeper.first_buffers,
-            first_shapes=self._keeper.first_shapes,
+            buffers=self._buffers,
             changed_before_copy=tuple(sorted(self._keeper.moved())),
             optimizer_states=states,
         )
         return self._shelf.put(capture)
 
-    def _weights_before(self, window: Window) -> list[tuple[str, Tensor]]:
-        tensors = {name: parameter.detach() for name, parameter in unique_parameters(self._module)}
-        unwritten = {name for name, _ in buffers(self._module)} - self._written_buffers().keys()
-        return [(name, tensor) for name, tensor in {**tensors, **window.tensors}.items() if name not in unwritten]
+    def _bad_before(self, window: Window) -> tuple[str, ...]:
+        """Weights that were not finite at the instant."""
+        now = {name: parameter.detach() for name, parameter in unique_parameters(self._module)}
+        return tuple(name for name, value in now.items() if not is_finite(window.tensors.get(name, value)))
 
     def _act(self, step: int, decision: Decision, path: Path | None) -> None:
         trainer, settings = self._trainer, self._settings
@@ -316,13 +317,6 @@ class Watch:
         scaler = self._scaler
         if scaler is not None and scaler._scale is not None:
             scaler.update(scaler.get_scale())
-
-
-def note_backward(loss: Tensor, losses: list[Tensor]) -> None:
-    """Add the loss to `losses` once a backward pass really begins at it: one that user code drops is no fault."""
-    value = loss.detach()
-    if loss.requires_grad:
-        loss.register_hook(lambda _: losses.append(value))  # type: ignore[no-untyped-call]
 
 
 def _list(ranks: tuple[int, ...]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 Around = Callable[..., Any]
@@ -40,7 +40,38 @@ class Wraps:
 
         self._undo.append(undo)
 
+    def put_on_raw_steps(self, strategy: Any, optimizers: Iterable[Any], before: Callable[[Any, bool], None]) -> None:
+        """Call ``before(optimizer, has_closure)`` when torch's own ``step`` is called past Lightning and its hooks."""
+        inside: list[None] = []
+
+        def lightnings(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            inside.append(None)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                inside.pop()
+
+        def hook(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not inside:
+                before(optimizer, any(callable(value) for value in (*args[1:], *kwargs.values())))
+
+        self.put(strategy, "optimizer_step", lightnings)
+        for optimizer in optimizers:
+            if hasattr(optimizer, "register_step_pre_hook"):
+                self._undo.append(optimizer.register_step_pre_hook(hook).remove)
+
     def take_off(self) -> None:
         """Remove all, last one first; one that somebody has wrapped again stays, and does nothing but pass on."""
         while self._undo:
             self._undo.pop()()
+
+
+def is_inherited(module: Any, name: str) -> bool:
+    """Whether the hook is Lightning's own."""
+    return str(getattr(type(module), name).__module__).startswith(("lightning.", "pytorch_lightning."))
+
+
+def last_hook(module: Any) -> str:
+    """The last of the module's own hooks that may change gradients before the update."""
+    own_clipping = module.automatic_optimization and not is_inherited(module, "configure_gradient_clipping")
+    return "configure_gradient_clipping" if own_clipping else "on_before_optimizer_step"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -13,9 +15,12 @@ from pytest_nancapture.bundle.manifest import Manifest
 from pytest_nancapture.bundle.names import buffers, unique_parameters
 from pytest_nancapture.bundle.rng import RandomStates
 from pytest_nancapture.capture.check import is_finite
-from pytest_nancapture.capture.finding import Finding, look
-from pytest_nancapture.capture.wraps import Wraps
+from pytest_nancapture.capture.finding import Finding, look, note_backward
+from pytest_nancapture.capture.wraps import Wraps, last_hook
 from pytest_nancapture.replay.rebuild import load_tensors, set_state
+
+if TYPE_CHECKING:
+    from pytest_nancapture.diagnose.trace import Trace
 
 
 class Finished(BaseException):
@@ -29,6 +34,7 @@ class Player:
     Attributes:
         tensors: captured weights and buffers.
         states: captured optimizer states; the update is made only where there are any.
+        trace: watches the operations from the instant on, if a culprit is wanted.
         losses: of each micro-batch, those that were backpropagated.
         wraps: those in place, to be taken off after the fit.
         finding: at the guilty optimizer step, or at the window's end.
@@ -42,6 +48,7 @@ class Player:
     states: Sequence[Any] | None = None
     losses: list[list[Tensor]] = field(default_factory=list)
     finding: Finding | None = None
+    trace: Trace | None = None
     wraps: Wraps = field(default_factory=Wraps)
     _steps: int = 0
     _bad_before: frozenset[str] = frozenset()
@@ -52,16 +59,26 @@ class Player:
             trainer.fit_loop.max_batches = float("inf")
         wraps, strategy = self.wraps, trainer.strategy
         wraps.put(self.module, "on_train_batch_start", self._on_train_batch_start)
-        wraps.put(self.module, "on_before_optimizer_step", self._on_before_optimizer_step)
+        wraps.put(self.module, last_hook(self.module), self._before_update)
         wraps.put(self.module, "on_train_batch_end", self._on_train_batch_end)
         wraps.put(strategy, "backward", self._backward)
+        if not self.module.automatic_optimization:
+            wraps.put_on_raw_steps(strategy, trainer.optimizers, self._before_raw_step)
 
     def _on_train_batch_start(self, original: Callable[..., Any], batch: Any, batch_idx: int, *rest: Any) -> Any:
         position = len(self.losses)
-        if position == 0:
-            self._bring_to_the_instant()
-        self.losses.append([])
-        self.rng[position].restore(self.module.device)
+        with self._unseen():
+            if position == 0:
+                self._bring_to_the_instant()
+            self.losses.append([])
+            self.rng[position].restore(self.module.device)
+            if position + 1 == len(self.manifest.batch.window):
+                # Lightning counts the batches of this run, and there are none before the window's.
+                progress = self.module.trainer.fit_loop.epoch_loop.batch_progress
+                progress.is_last_batch = self.manifest.trainer.last_batch
+        if position == 0 and self.trace is not None:
+            # Stopped by whoever runs the fit, since the step goes through many of Lightning's calls.
+            self.trace.start()
         return original(batch, batch_idx, *rest)
 
     def _bring_to_the_instant(self) -> None:
@@ -75,11 +92,15 @@ class Player:
                 optimizer.load_state_dict(state)
 
     def _backward(self, original: Callable[..., Any], loss: Tensor, *args: Any, **kwargs: Any) -> Any:
-        self.losses[-1].append(loss.detach())
+        note_backward(loss, self.losses[-1])
         return original(loss, *args, **kwargs)
 
-    def _on_before_optimizer_step(self, original: Callable[..., Any], optimizer: Any) -> Any:
-        result = original(optimizer)
+    def _before_raw_step(self, optimizer: Any, has_closure: bool) -> None:
+        if not has_closure:
+            self._before_update(lambda _: None, optimizer)
+
+    def _before_update(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(optimizer, *args, **kwargs)
         self._steps += 1
         self._look([parameter for group in optimizer.param_groups for parameter in group["params"]])
         assert self.finding is not None
@@ -99,12 +120,11 @@ class Player:
         raise Finished
 
     def _take_over_gradients(self, before: Finding) -> None:
-        import dataclasses
-
         assert self.finding is not None
         weights: tuple[str, ...] = ()
         if self.states is not None:
-            weights = tuple(name for name, parameter in unique_parameters(self.module) if not is_finite(parameter))
+            with self._unseen():
+                weights = tuple(name for name, parameter in unique_parameters(self.module) if not is_finite(parameter))
         self.finding = dataclasses.replace(self.finding, gradients=before.gradients, weights=weights)
 
     @property
@@ -114,5 +134,20 @@ class Player:
         return not {"loss", "gradients"} & set(found_in)
 
     def _look(self, optimized: Sequence[Tensor]) -> None:
-        written = {name: buffer for name, buffer in buffers(self.module) if name not in self._bad_before}
-        self.finding = look(self.module, self.losses, optimized, written)
+        with self._unseen():
+            written = {name: buffer for name, buffer in buffers(self.module) if name not in self._bad_before}
+            self.finding = look(self.module, self.losses, optimized, written)
+
+    def _unseen(self) -> AbstractContextManager[None]:
+        """What the replay does for itself is no part of the step."""
+        return self.trace.paused() if self.trace is not None else nullcontext()
+
+    def symptoms(self) -> list[Tensor]:
+        """The bad tensors: losses, or where those are finite gradients, or else buffers and weights."""
+        assert self.finding is not None
+        losses = [loss for i in self.finding.bad_losses for loss in self.losses[i]]
+        now = dict(unique_parameters(self.module))
+        gradients = [gradient for name in self.finding.gradients.nonfinite if (gradient := now[name].grad) is not None]
+        everything = {**now, **dict(buffers(self.module))}
+        others = [everything[name] for name in (*self.finding.buffers, *self.finding.weights)]
+        return losses or gradients or others

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.bundle.decode import Decoder
@@ -92,6 +93,13 @@ def _check_factory(name: str, factory: Any) -> None:
     is_ours = isinstance(factory, types.FunctionType) or (isinstance(factory, type) and issubclass(factory, nn.Module))
     if not is_ours or module in sys.stdlib_module_names:
         raise RebuildError(f"factory {name}: expected a function that builds a LightningModule, came {factory!r:.80}")
+
+
+def materialize(module: nn.Module, captured: Mapping[str, Tensor]) -> None:
+    """Give lazy modules the shapes they had found out at capture, so that an optimizer can take their parameters."""
+    for name, tensor in (*parameters(module), *buffers(module)):
+        if isinstance(tensor, UninitializedTensorMixin) and name in captured:
+            tensor.materialize(captured[name].shape)
 
 
 def load_tensors(module: nn.Module, captured: Mapping[str, Tensor], resized: Collection[str] = ()) -> None:

@@ -8,12 +8,12 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,16 +23,22 @@ from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.bundle.decode import Decoder
 from pytest_nancapture.bundle.manifest import BATCH, OPTIMIZER, RNG, WEIGHTS
 from pytest_nancapture.bundle.names import submodules
+from pytest_nancapture.bundle.references import repository_root
 from pytest_nancapture.bundle.tensors import read_tensors
+from pytest_nancapture.bundle.text import some
 from pytest_nancapture.errors import BundleDamagedError, MismatchError, RebuildError
 from pytest_nancapture.replay.device import choose_device
 from pytest_nancapture.replay.given import given_fault
 from pytest_nancapture.replay.hooks import ReplayHooks
 from pytest_nancapture.replay.player import Finished, Player
-from pytest_nancapture.replay.rebuild import build_module, check_module, resolver_for
-from pytest_nancapture.replay.result import ReplayResult, Verdict
+from pytest_nancapture.replay.rebuild import build_module, check_module, materialize, resolver_for
+from pytest_nancapture.replay.result import Culprit, ReplayResult, Verdict
 from pytest_nancapture.replay.trainer import WindowLoader, build_trainer, framework_of, set_counters
-from pytest_nancapture.replay.verdict import judge
+from pytest_nancapture.replay.verdict import judge, surfaces_in
+
+if TYPE_CHECKING:
+    from pytest_nancapture.capture.finding import Finding
+    from pytest_nancapture.diagnose.trace import Trace
 
 _PACKAGES = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
 _NOISY = (*_PACKAGES, *(f"{package}.utilities.rank_zero" for package in _PACKAGES))
@@ -67,7 +73,7 @@ def run_replay(
     *,
     module: Any = None,
     device: str = "auto",
-    trace: bool = False,  # noqa: ARG001, the culprit is a later issue's
+    trace: bool = False,
     hooks: ReplayHooks | None = None,
 ) -> ReplayResult:
     """See :func:`pytest_nancapture.replay`."""
@@ -77,7 +83,7 @@ def run_replay(
     target = choose_device(device, opened.manifest)
     hooks = hooks or ReplayHooks()
     with _traceless() as folder:
-        result = _Replay(opened, target, hooks, folder).run(module)
+        result = _Replay(opened, target, hooks, folder).run(module, trace=trace)
         if result["verdict"] == "finite" and opened.manifest.module.compiled and module is None:
             again = _Replay(opened, target, hooks, folder).run(None, compiled=True)
             passed = again["verdict"] == "finite"
@@ -98,13 +104,13 @@ class _Replay:
         self._resolver = resolver_for(bundle)
         self._decoder = Decoder({**content.others, **content.optimizer, **content.batch}, self._resolver)
 
-    def run(self, module: Any, *, compiled: bool = False) -> dict[str, Any]:
+    def run(self, module: Any, *, compiled: bool = False, trace: bool = False) -> dict[str, Any]:
         """The fields of the result but device and seconds."""
         manifest, notes = self._bundle.manifest, self._notes()
         blamed = {name: self._content.weights[name] for name in manifest.fault.weights if name in self._content.weights}
         given = given_fault(blamed, self._content.batch)
         try:
-            player = self._play(self._module(module), compiled=compiled)
+            player = self._play(self._module(module), compiled=compiled, trace=trace)
         except MismatchError as error:
             return self._without_verdict("mismatch", str(error), notes)
         except RebuildError as error:
@@ -118,12 +124,18 @@ class _Replay:
         window = [batch.batch_idx for batch in manifest.batch.window]
         guilty = window.index(manifest.fault.batch_idx) if manifest.fault.batch_idx in window else len(window) - 1
         found = judge(finding, manifest.fault, guilty, given)
+        culprit = found.culprit
+        if player.trace is not None and culprit is not None:
+            culprit = _blame(player, finding) or culprit
+            if given is not None and culprit.phase == given.phase:
+                # Explained by its values, of which the trace knows nothing.
+                culprit = given
         losses = [loss.double().sum().item() for losses in player.losses for loss in losses]
         return {
             "verdict": found.verdict,
             "loss": sum(losses) if losses else None,
             "nonfinite": found.nonfinite,
-            "culprit": found.culprit,
+            "culprit": culprit,
             "reason": found.reason,
             "notes": notes,
         }
@@ -134,17 +146,21 @@ class _Replay:
         if module is None:
             # In the captured default dtype, and with the user's own random draws out of the way of nobody.
             numerics.apply(self._bundle.manifest.numerics)
-            return build_module(self._bundle.manifest.module, self._decoder, self._resolver)
+            module = build_module(self._bundle.manifest.module, self._decoder, self._resolver)
+            materialize(module, self._content.weights)
+            return module
         check_module(module, "the module given")
         return module
 
-    def _play(self, module: Any, *, compiled: bool) -> Player:
+    def _play(self, module: Any, *, compiled: bool, trace: bool) -> Player:
         manifest = self._bundle.manifest
         batches = [(batch.batch_idx, self._batch(batch.tree)) for batch in manifest.batch.window]
         states = None
         if manifest.optimizer is not None:
             states = [self._decoder.decode(state) for state in manifest.optimizer.states]
         player = Player(manifest, module, self._content.weights, self._content.rng, self._decoder, states)
+        if trace:
+            player.trace = _new_trace(module, self._content.batch)
         overrides = (self._hooks.trainer_kwargs and self._hooks.trainer_kwargs(self._bundle)) or {}
         callback = _callback(framework_of(module), player)
         trainer = build_trainer(module, manifest.trainer, self._device, callback, self._folder, overrides)
@@ -156,7 +172,7 @@ class _Replay:
         for name, stand_in in _STAND_INS.items():
             player.wraps.put(module, name, stand_in)
         try:
-            with suppress(Finished):
+            with suppress(Finished), _traced(player.trace):
                 trainer.fit(fitted, train_dataloaders=loader)
         finally:
             player.wraps.take_off()
@@ -177,6 +193,9 @@ class _Replay:
             notes.append(
                 f"captured on rank {manifest.trainer.rank} of {manifest.trainer.world_size}, replayed on one device"
             )
+        if manifest.module.synchronized:
+            norms = some(manifest.module.synchronized)
+            notes.append(f"the statistics of {norms} were taken over all ranks, here over this rank's batch alone")
         if manifest.module.changed_before_copy:
             notes.append("the step had changed weights before they could be copied")
         return tuple(notes)
@@ -232,6 +251,27 @@ def _traceless() -> Iterator[str]:
             sys.path[:] = path
             for logger, level in loggers:
                 logger.setLevel(level)
+
+
+def _new_trace(module: Any, batch: Mapping[str, Tensor]) -> Trace:
+    from pytest_nancapture.diagnose.source import package_folder
+    from pytest_nancapture.diagnose.trace import Trace
+
+    return Trace(module, batch, package_folder(module))
+
+
+def _traced(trace: Trace | None) -> AbstractContextManager[None]:
+    from pytest_nancapture.diagnose.trace import traced
+
+    return traced(trace)
+
+
+def _blame(player: Player, finding: Finding) -> Culprit | None:
+    from pytest_nancapture.diagnose.blame import blame
+
+    assert player.trace is not None
+    root = repository_root(Path.cwd()) or Path.cwd()
+    return blame(player.trace, player.symptoms(), surfaces_in(finding), root)
 
 
 def _compile(module: Any, names: tuple[str, ...]) -> Any:

@@ -28,7 +28,8 @@ def load_script(path: Path) -> ModuleType:
     Raises:
         RebuildError: the script fails or exits.
     """
-    name = f"{_PREFIX}{path.stem}_{abs(hash(path))}"
+    package = _package_above(path)
+    name = ".".join([*package, f"{_PREFIX}{path.stem}_{abs(hash(path))}"])
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
@@ -36,7 +37,7 @@ def load_script(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    sys.path.insert(0, str(path.parent))
+    sys.path[:0] = [str(path.parent), str(path.parents[len(package)])]
     try:
         with _no_training(path), _arguments(path):
             spec.loader.exec_module(module)
@@ -51,6 +52,16 @@ def load_script(path: Path) -> ModuleType:
         del sys.modules[name]
         raise RebuildError(f"importing {path} failed with {type(error).__name__}: {error}") from error
     return module
+
+
+def _package_above(path: Path) -> list[str]:
+    """Of a script that was run with ``python -m``: its relative imports start from here."""
+    names: list[str] = []
+    folder = path.parent
+    while (folder / "__init__.py").is_file():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    return names
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from pytest_nancapture.bundle.manifest import TrainerRecord
+from pytest_nancapture.capture.silence import silent_logger
 
 _NEVER = 2**31 - 1
 
@@ -44,7 +45,7 @@ def build_trainer(
         "enable_model_summary": False,
         "use_distributed_sampler": False,
         "default_root_dir": folder,
-        "logger": _silent_logger(package) if record.logger else False,
+        "logger": silent_logger(package, folder) if record.logger else False,
     }
     if record.precision == "16-mixed":
         # At scale 1: what is not finite then is no overflow of the scaler's making.
@@ -62,7 +63,7 @@ def build_trainer(
 
 def framework_of(module: Any) -> str:
     """``lightning.pytorch`` or ``pytorch_lightning``, whichever the module's class comes from."""
-    base = next(kind for kind in type(module).__mro__ if kind.__name__ == "LightningModule")
+    base = [kind for kind in type(module).__mro__ if kind.__name__ == "LightningModule"][-1]
     return base.__module__.partition(".core")[0]
 
 
@@ -76,6 +77,7 @@ class WindowLoader:
         """`batches`: index in the epoch and the batch, already on the device."""
         self._batches = batches
         self._record = record
+        self._position = 0
         self.trainer: Any = None
 
     def __len__(self) -> int:
@@ -84,10 +86,13 @@ class WindowLoader:
         return len(self._batches) + (not self._record.last_batch)
 
     def __iter__(self) -> Iterator[Any]:
-        for position, (batch_idx, batch) in enumerate(self._batches):
+        # An epoch that ends within the window asks for a new iterator, and goes on where the last one was.
+        while self._position < len(self._batches):
+            batch_idx, batch = self._batches[self._position]
             progress = self.trainer.fit_loop.epoch_loop.batch_progress
             _set(progress.current, batch_idx)
-            _set(progress.total, self._record.total_batch_idx + position)
+            _set(progress.total, self._record.total_batch_idx + self._position)
+            self._position += 1
             yield batch
 
 
@@ -109,8 +114,3 @@ def _listed(value: Any) -> list[Any]:
 def _set(tracker: Any, count: int) -> None:
     for name in vars(tracker):
         setattr(tracker, name, count)
-
-
-def _silent_logger(package: str) -> Any:
-    """Takes everything, also calls to ``self.logger.experiment``, and keeps nothing."""
-    return importlib.import_module(f"{package}.loggers.logger").DummyLogger()

@@ -33,7 +33,7 @@ def judge(finding: Finding, fault: Fault, guilty: int, given: Culprit | None) ->
             verdict="nonfinite",
             reason=finding.summary,
             nonfinite=_names(finding),
-            culprit=given or Culprit(phase=_phase(finding)),
+            culprit=given or Culprit(phase=surfaces_in(finding)),
         )
     if _text(fault.losses, guilty) and not _text(finding.losses, guilty):
         return _vacuous(f"the step made no loss for micro-batch {guilty + 1} of the window, where training had one")
@@ -60,7 +60,8 @@ def _names(finding: Finding) -> tuple[str, ...]:
     return (*loss, *gradients, *buffers, *(f"weight {name}" for name in finding.weights))
 
 
-def _phase(finding: Finding) -> Phase:
+def surfaces_in(finding: Finding) -> Phase:
+    """The phase, as far as the symptoms tell."""
     if finding.bad_losses:
         return "forward"
     if finding.gradients.nonfinite:

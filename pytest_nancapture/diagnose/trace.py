@@ -1,0 +1,297 @@
+"""Watch every operation of a replay, and remember those that put out what is not finite, and what that came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from pytest_nancapture.bundle.names import buffers, parameters, submodules
+from pytest_nancapture.diagnose.explain import explain
+from pytest_nancapture.diagnose.source import Source, user_source
+
+
+@dataclass(eq=False)
+class Forward:
+    """An operation of the forward, for the backward ones that belong to it."""
+
+    op: str
+    source: Source | None
+    module_path: str
+    explanation: str = ""
+
+
+@dataclass(eq=False)
+class Record:
+    """An operation that put out NaN or Inf.
+
+    Attributes:
+        index: its place in the order of execution.
+        op: such as ``aten.div.Tensor``.
+        parents: the operations, or givens, that its bad inputs came from.
+        birth: ``computed`` where all inputs were finite, ``written`` where a NaN or Inf stood in the code, ``nan``
+            where Inf became NaN; empty where it only passed bad values on.
+        forward: in a backward pass, the forward operation whose gradient this is.
+    """
+
+    index: int
+    op: str
+    source: Source | None
+    module_path: str
+    birth: str
+    parents: list[Record | GivenValue]
+    is_backward: bool
+    explanation: str = ""
+    forward: Forward | None = None
+
+
+@dataclass(frozen=True)
+class GivenValue:
+    """Bad values that were there before the step: in the batch, in the weights, or in a constant of the code."""
+
+    kind: Literal["input", "weights", "constant"]
+    name: str = ""
+
+
+@dataclass
+class _Look:
+    tensor: Tensor
+    bad: Tensor | None
+    nan: bool = False
+
+
+_UNFILLED = ("empty", "new_empty", "lift_fresh")
+"""Their outputs hold what was in memory before, or a constant made outside of torch's operations."""
+_SMALL = 10**6
+"""Values of a tensor that an in-place operation overwrites are kept up to this number, to explain it."""
+
+
+class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Active from the instant to the end of the step.
+
+    Values are followed from tensor to tensor by their storage; in pointwise operations element by element, so that a
+    padded lane that overflows is not taken for the cause of a NaN elsewhere in the same tensor.
+    """
+
+    def __init__(self, module: nn.Module, batch: Mapping[str, Tensor], package: str = "") -> None:
+        """`batch`: the tensors that the step is given, by name; `package`: see :func:`user_source`."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._package = package
+        self._given = {
+            tensor.untyped_storage().data_ptr(): GivenValue("input", name)
+            for name, tensor in batch.items()
+            if tensor.layout is torch.strided
+        }
+        self._module = module
+        self._is_active = False
+        self._writers: dict[int, Record] = {}
+        self._forwards: dict[int, Forward] = {}
+        self._paths = {id(submodule): path for path, submodule in submodules(module)}
+        self._stack: list[str] = []
+        self._count = 0
+        self._paused = False
+        self.records: list[Record] = []
+
+    def start(self) -> None:
+        """Watch from here on: the instant, when the captured values are in the module's tensors."""
+        for path, tensor in (*parameters(self._module), *buffers(self._module)):
+            if tensor.layout is torch.strided and _look(tensor).bad is not None:
+                self._given[tensor.untyped_storage().data_ptr()] = GivenValue("weights", path)
+        self._is_active = True
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def stop(self) -> None:
+        """Watch no more."""
+        if self._is_active:
+            self._is_active = False
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let operations through unseen: those of a look, not of the step."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    @contextmanager
+    def module_paths(self) -> Iterator[None]:
+        """Follow which submodule is running."""
+        hooks = nn.modules.module
+        enter = hooks.register_module_forward_pre_hook(self._enter)
+        leave = hooks.register_module_forward_hook(self._leave, always_call=True)
+        try:
+            yield
+        finally:
+            enter.remove()
+            leave.remove()
+
+    def writer(self, tensor: Tensor) -> Record | GivenValue | None:
+        """Where the bad values of a tensor came from."""
+        if tensor.layout is not torch.strided:
+            tensor = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
+        key = tensor.untyped_storage().data_ptr()
+        return self._writers.get(key) or self._given.get(key)
+
+    def _enter(self, module: nn.Module, _: Any) -> None:
+        self._stack.append(self._paths.get(id(module), ""))
+
+    def _leave(self, module: nn.Module, _: Any, __: Any) -> None:
+        if self._stack:
+            self._stack.pop()
+
+    @property
+    def _module_path(self) -> str:
+        return next((path for path in reversed(self._stack) if path), "")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._paused:
+            return func(*args, **kwargs)
+        self._count += 1
+        inputs = [_look(tensor) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)]
+        before = [self._origin(look) if look.bad is not None else None for look in inputs]
+        node = torch._C._current_autograd_node()
+        source = user_source(self._package)
+        forward = self._forward(func, node, source)
+        values = _values_of(args, kwargs) if func._schema.is_mutable else (args, kwargs)
+        result = func(*args, **kwargs)
+        outputs = [_look(tensor) for tensor in tree_leaves(result) if isinstance(tensor, Tensor)]
+        name = str(func).removeprefix("aten.")
+        if name.startswith(_UNFILLED):
+            for look in outputs:
+                self._forget(look.tensor)
+            return result
+        if func.is_view or not outputs:
+            return result
+        bad = [look for look in outputs if look.bad is not None]
+        if not bad:
+            for look in outputs:
+                self._forget(look.tensor)
+            return result
+        record = self._record(func, values, inputs, before, bad, source, node, forward)
+        for look in bad:
+            self._writers[look.tensor.untyped_storage().data_ptr()] = record
+        return result
+
+    def _forward(self, func: Any, node: Any, source: Source | None) -> Forward | None:
+        """In a forward, remember the operation under its autograd node's number; in a backward, find it by that."""
+        if node is not None and source is None:
+            return self._forwards.get(node._sequence_nr())
+        number = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
+        if number not in self._forwards and not func.is_view:
+            self._forwards[number] = Forward(str(func), source, self._module_path)
+        return None
+
+    def _record(
+        self,
+        func: Any,
+        values: tuple[Any, Any],
+        inputs: list[_Look],
+        before: list[Record | GivenValue | None],
+        bad: list[_Look],
+        source: Source | None,
+        node: Any,
+        forward: Forward | None,
+    ) -> Record:
+        pointwise = torch.Tag.pointwise in func.tags
+        parents: list[Record | GivenValue] = []
+        nan_in = False
+        for look, origin in zip(inputs, before, strict=True):
+            if look.bad is None or (pointwise and not _meet(look, bad)):
+                continue
+            nan_in = nan_in or look.nan
+            if origin is not None and origin not in parents:
+                parents.append(origin)
+        birth = ""
+        if not parents:
+            birth = "written" if _is_written(values) else "computed"
+        elif any(look.nan for look in bad) and not nan_in:
+            birth = "nan"
+        record = Record(
+            index=self._count,
+            op=str(func),
+            source=source,
+            module_path=self._module_path if node is None else "",
+            birth=birth,
+            parents=parents,
+            is_backward=node is not None and source is None,
+            explanation=explain(str(func), *values, bad[0].tensor) if birth else "",
+            forward=forward,
+        )
+        self.records.append(record)
+        return record
+
+    def _origin(self, look: _Look) -> Record | GivenValue:
+        return self.writer(look.tensor) or GivenValue("constant")
+
+    def _forget(self, tensor: Tensor) -> None:
+        """A storage that was written whole, with finite values, has no bad past any more."""
+        if (
+            tensor.layout is torch.strided
+            and tensor.numel() * tensor.element_size() >= tensor.untyped_storage().nbytes()
+        ):
+            key = tensor.untyped_storage().data_ptr()
+            self._writers.pop(key, None)
+            self._given.pop(key, None)
+
+
+@contextmanager
+def traced(trace: Trace | None) -> Iterator[None]:
+    """Around a fit that starts `trace` when it comes to the instant; code compiled by torch runs as it is written."""
+    if trace is None:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"), trace.module_paths():
+        try:
+            yield
+        finally:
+            trace.stop()
+
+
+def _look(tensor: Tensor) -> _Look:
+    if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex) or not tensor.numel() or tensor.is_meta:
+        return _Look(tensor, None)
+    values = tensor.detach()
+    if values.layout is not torch.strided:
+        values = values._values() if values.layout is torch.sparse_coo else values.values()
+    if values.dtype.itemsize == 1:
+        values = values.float()
+    finite = values.isfinite()
+    return _Look(tensor, None) if bool(finite.all()) else _Look(tensor, ~finite, bool(values.isnan().any()))
+
+
+def _meet(look: _Look, bad: Iterable[_Look]) -> bool:
+    """Whether a bad element of an input lies where an output is bad; unknown shapes are taken to meet."""
+    assert look.bad is not None
+    for output in bad:
+        assert output.bad is not None
+        try:
+            reach = torch.broadcast_to(look.bad, output.bad.shape)
+        except RuntimeError:
+            return True
+        if bool((reach & output.bad).any()):
+            return True
+    return False
+
+
+def _is_written(values: tuple[Any, Any]) -> bool:
+    """Whether NaN or Inf is among the operation's plain arguments, as in ``masked_fill(mask, float("-inf"))``."""
+    return any(isinstance(value, float) and value - value != 0 for value in tree_leaves(values))
+
+
+def _values_of(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments, tensors copied where that is cheap: the operation is about to write into them."""
+
+    def keep(value: Any) -> Any:
+        return value.detach().clone() if isinstance(value, Tensor) and value.numel() <= _SMALL else value
+
+    result: tuple[Any, Any] = tree_map(keep, (args, kwargs))
+    return result

@@ -1,0 +1,203 @@
+"""Random states: taken, written, read and restored, so that the same numbers are drawn again."""
+
+from __future__ import annotations
+
+import json
+import random
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pytest_nancapture.bundle import rng
+from pytest_nancapture.bundle.rng import RandomStates, preserved
+
+
+def draw() -> list[float]:
+    """From each of the generators, also one of a pair of normal numbers, whose other half stays in the state."""
+    return [
+        torch.rand(()).item(),
+        torch.randn(17)[-1].item(),
+        float(np.random.rand()),
+        float(np.random.randn()),
+        random.random(),
+        random.gauss(0, 1),
+    ]
+
+
+@pytest.fixture(autouse=True, name="_seeded")
+def seeded() -> None:
+    torch.manual_seed(1)
+    np.random.seed(2)
+    random.seed(3)
+
+
+def through(states: RandomStates) -> RandomStates:
+    record, tensors = states.encode("6")
+    return RandomStates.decode(json.loads(json.dumps(record, allow_nan=False)), tensors)
+
+
+def test_restoring() -> None:
+    """All four draw again what they drew."""
+    states = RandomStates.take()
+    expected = draw()
+    draw()
+    states.restore()
+    assert expected == draw()
+
+
+def test_taking_and_restoring_draw_nothing() -> None:
+    """Training must not notice that it is watched."""
+    states = RandomStates.take()
+    expected = draw()
+    states.restore()
+    RandomStates.take().restore()
+    assert expected == draw()
+
+
+def test_states_are_copies() -> None:
+    """What is drawn later does not change what was taken."""
+    states = RandomStates.take()
+    first = draw()
+    states.restore()
+    assert first == draw()
+    states.restore()
+    assert first == draw()
+
+
+@pytest.mark.parametrize("before", [0, 1, 623, 624, 625])
+def test_through_json_and_tensors(before: int) -> None:
+    """States survive being written, wherever in their cycle they are, half a pair of normal numbers included."""
+    for _ in range(before):
+        np.random.rand()
+        random.random()
+    draw()
+    states = RandomStates.take()
+    expected = draw()
+    through(states).restore()
+    assert expected == draw()
+
+
+def test_names_of_the_tensors() -> None:
+    """They begin with the instant's name, so that several fit one file; all are plain integers."""
+    record, tensors = RandomStates.take().encode("6")
+    assert sorted(tensors) == ["6/numpy", "6/python", "6/torch/cpu"]
+    assert record["name"] == "6"
+    assert {torch.uint8, torch.int64} == {tensor.dtype for tensor in tensors.values()}
+
+
+def test_an_accelerator_that_is_not_here() -> None:
+    """The states of a GPU are left out where there is none; the others are restored all the same."""
+    states = RandomStates.take()
+    foreign = RandomStates(
+        {**states.generators, "nonsense:0": torch.zeros(16, dtype=torch.uint8)}, states.numpy, states.python
+    )
+    expected = draw()
+    through(foreign).restore(torch.device("cpu"))
+    assert expected == draw()
+
+
+class FakeAccelerator:
+    """Stands in for ``torch.cuda`` on a machine without."""
+
+    __name__ = "torch.fake"
+
+    def __init__(self, count: int, *, used: bool = True) -> None:
+        self.states = [torch.full((2,), i, dtype=torch.uint8) for i in range(count)]
+        self.used = used
+        self.set: dict[int, list[int]] = {}
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_initialized(self) -> bool:
+        return self.used
+
+    def device_count(self) -> int:
+        return len(self.states)
+
+    def get_rng_state_all(self) -> list[torch.Tensor]:
+        return self.states
+
+    def set_rng_state(self, state: torch.Tensor, device: torch.device) -> None:
+        self.set[device.index or 0] = state.tolist()
+
+
+@pytest.fixture
+def accelerator(monkeypatch: pytest.MonkeyPatch) -> FakeAccelerator:
+    fake = FakeAccelerator(2)
+    monkeypatch.setattr(torch, "privateuseone", fake, raising=False)
+    monkeypatch.setattr(rng, "_accelerator", lambda: fake)
+    fake.__name__ = "torch.privateuseone"
+    return fake
+
+
+def test_every_accelerator_has_a_state(accelerator: FakeAccelerator) -> None:
+    """One for each device, restored to where it came from."""
+    states = through(RandomStates.take())
+    assert list(states.generators) == ["cpu", "privateuseone:0", "privateuseone:1"]
+    states.restore()
+    assert accelerator.set == {0: [0, 0], 1: [1, 1]}
+
+
+def test_the_captured_device_may_have_another_index(accelerator: FakeAccelerator) -> None:
+    """A run on the third GPU is replayed on the first; what is not here is left out."""
+    cpu = RandomStates.take()
+    states = RandomStates(
+        {"cpu": cpu.generators["cpu"], "privateuseone:5": torch.tensor([9, 9], dtype=torch.uint8)},
+        cpu.numpy,
+        cpu.python,
+    )
+    states.restore()
+    assert accelerator.set == {}
+    states.restore(torch.device("privateuseone", 0))
+    assert accelerator.set == {0: [9, 9]}
+
+
+def test_preserved() -> None:
+    """What is drawn inside is not felt outside, also when it ends in an error."""
+    states = RandomStates.take()
+    expected = draw()
+    states.restore()
+    with preserved():
+        draw()
+    with suppress(KeyError), preserved():
+        draw()
+        raise KeyError
+    assert expected == draw()
+
+
+@pytest.mark.parametrize("missing", ["name", "torch", "numpy", "python"])
+def test_a_record_that_lacks_something(missing: str) -> None:
+    """The error says what is missing."""
+    record, tensors = RandomStates.take().encode("6")
+    del record[missing]
+    with pytest.raises(ValueError, match=f"rng: not a record of random states: '{missing}'"):
+        RandomStates.decode(record, tensors)
+
+
+@pytest.mark.parametrize("missing", ["6/torch/cpu", "6/numpy", "6/python"])
+def test_a_tensor_that_is_missing(missing: str) -> None:
+    """The error says which."""
+    record, tensors = RandomStates.take().encode("6")
+    del tensors[missing]
+    with pytest.raises(ValueError, match=f"rng: not a record of random states: '{missing}'"):
+        RandomStates.decode(record, tensors)
+
+
+@pytest.mark.parametrize("record", [{}, {"name": "6", "numpy": 3, "python": 4, "torch": 5}, 3, None])
+def test_what_is_no_record(record: Any) -> None:
+    """A ValueError, whatever came."""
+    _, tensors = RandomStates.take().encode("6")
+    with pytest.raises(ValueError, match="rng"):
+        RandomStates.decode(record, tensors)
+
+
+def test_too_short_a_python_state() -> None:
+    """Python itself says less about it."""
+    record, tensors = RandomStates.take().encode("6")
+    tensors["6/python"] = tensors["6/python"][:-1]
+    with pytest.raises(ValueError, match=r"rng.safetensors: expected 625 words of python's state, came 624"):
+        RandomStates.decode(record, tensors)
