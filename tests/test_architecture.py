@@ -21,7 +21,10 @@ MAY_IMPORT = {
 START_UP = [
     *PACKAGE.glob("*.py"),
     *(PACKAGE / "plugin").glob("*.py"),
-    *(PACKAGE / "bundle" / f"{name}.py" for name in ("__init__", "manifest", "schema", "bundle", "describe", "outline", "text")),
+    *(
+        PACKAGE / "bundle" / f"{name}.py"
+        for name in ("__init__", "manifest", "schema", "bundle", "describe", "outline", "text")
+    ),
     *(PACKAGE / "replay" / f"{name}.py" for name in ("__init__", "hooks", "result")),
 ]
 HEAVY = {"torch", "lightning", "pytorch_lightning", "numpy", "safetensors"}

@@ -23,8 +23,9 @@ FILES = ("model.py", "data.py", "train.py")
 BUNDLES = "nan-bundles"
 
 FAULT = "161 of 161 gradients not finite"
-BROKEN = "mean_loss = loss / count"
-FIXED = "mean_loss = loss / count.clamp(min=1)"
+CULPRIT = "mean_loss = loss / count"
+BROKEN = "FIXED = False"
+FIXED = "FIXED = True"
 
 
 class NotAsToldError(Exception):
@@ -57,13 +58,17 @@ def play(folder: Path, *, full: bool) -> None:
     print(f"      {bundles[0].relative_to(folder).as_posix()}, {Bundle.open(bundles[0]).size / 1e6:.0f} MB")
 
     act("2 of 4: the test is red")
-    say("Expected: pytest repeats that step in a new process, and fails with the fault that the training run saw.")
+    say(
+        "Expected: pytest repeats that step in a new process, fails with the fault that the training run saw, and "
+        "names the line it comes from."
+    )
     code, output = run(folder, "pytest", f"--nan-bundles={BUNDLES}")
     expect(code == 1 and "1 failed" in output, "1 failed", f"exit code {code}, not one failed test")
-    expect(FAULT in output, FAULT, f"the failure text does not say: {FAULT}")
+    for text in (FAULT, CULPRIT):
+        expect(text in output, text, f"the failure text does not say: {text}")
 
     act("3 of 4: the fix")
-    say("A class without a sample has no mean: divide by one instead of by zero.")
+    say("A class without a sample has no mean: divide by one instead of by zero. In model.py that is one switch.")
     model = folder / "model.py"
     before = model.read_text(encoding="utf-8")
     after = fix(before)

@@ -119,14 +119,14 @@ class Resolver:
         except ModuleNotFoundError as error:
             if path is None or not _is_part(error.name, name):
                 raise RebuildError(f"cannot import {name}: {error}{_missing_file(file, path)}") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise RebuildError(f"importing {name} failed with {type(error).__name__}: {error}") from error
         # It stays there, for what the module imports later; a replay puts sys.path back when it is over.
         sys.path.insert(0, str(path.parents[name.count(".") + (path.name == "__init__.py")]))
         importlib.invalidate_caches()
         try:
             return importlib.import_module(name)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise RebuildError(f"importing {name} from {path} failed with {type(error).__name__}: {error}") from error
 
 

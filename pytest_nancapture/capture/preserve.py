@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from pytest_nancapture.bundle import rng
 from pytest_nancapture.bundle.names import unique_parameters
+from pytest_nancapture.capture.memory import Memory
 
 _TENSOR_HOMES = ("_parameters", "_buffers", "_modules")
 
@@ -28,9 +28,11 @@ def preserved(trainer: Any, module: nn.Module, *, updates: bool) -> Iterator[Non
         stack.enter_context(rng.preserved())
         for saved in (_parameters(module), _gradients(module), _counters(trainer)):
             stack.callback(saved)
+        memory = Memory([trainer, *module.modules(), *module.parameters(), *module.buffers()])
         for submodule in module.modules():
-            stack.callback(_attributes(submodule))
+            stack.callback(_attributes(submodule, memory))
             stack.callback(_buffers(submodule))
+        stack.callback(memory.put_back)
         if updates:
             for optimizer in trainer.optimizers:
                 stack.callback(optimizer.load_state_dict, copy.deepcopy(optimizer.state_dict()))
@@ -97,34 +99,14 @@ def _buffers(module: nn.Module) -> Callable[[], None]:
     return restore
 
 
-def _attributes(module: nn.Module) -> Callable[[], None]:
-    """Attributes, and what is in lists, dicts, sets and tensors among them; deeper things are taken to be constant."""
-    saved = {name: (value, _content(value)) for name, value in vars(module).items() if name not in _TENSOR_HOMES}
+def _attributes(module: nn.Module, memory: Memory) -> Callable[[], None]:
+    saved = {name: value for name, value in vars(module).items() if name not in _TENSOR_HOMES}
+    for value in saved.values():
+        memory.remember(value)
 
     def restore() -> None:
         for name in vars(module).keys() - saved.keys() - set(_TENSOR_HOMES):
             del vars(module)[name]
-        for name, (value, content) in saved.items():
-            vars(module)[name] = value
-            _refill(value, content)
+        vars(module).update(saved)
 
     return restore
-
-
-def _content(value: Any) -> Any:
-    if type(value) in (list, dict, set, deque):
-        return copy.copy(value)
-    return value.detach().clone() if isinstance(value, Tensor) else None
-
-
-def _refill(value: Any, content: Any) -> None:
-    if type(value) is list:
-        value[:] = content
-    elif type(value) in (dict, set):
-        value.clear()
-        value.update(content)
-    elif type(value) is deque:
-        value.clear()
-        value.extend(content)
-    elif isinstance(value, Tensor) and value.layout is torch.strided:
-        value.data.copy_(content)

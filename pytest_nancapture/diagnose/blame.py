@@ -70,11 +70,8 @@ def _is_made_of_written(record: Record) -> bool:
 def _culprit(record: Record, phase: Phase, root: Path | None, *, named: bool = True) -> Culprit:
     forward = record.forward
     op, source, path = record.op, record.source, record.module_path
-    explanation = record.explanation
     if record.is_backward and forward is not None:
-        source, path = forward.source, forward.module_path
-        explanation = f"its gradient is not finite: {explanation}" if explanation else ""
-        op = forward.op
+        op, source, path = forward.op, forward.source, forward.module_path
     return Culprit(
         phase=phase,
         op=op if named else "",
@@ -82,7 +79,7 @@ def _culprit(record: Record, phase: Phase, root: Path | None, *, named: bool = T
         line=source.line if source else 0,
         source=source.text if source else "",
         module_path=path,
-        explanation=explanation,
+        explanation=record.explanation,
     )
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_nancapture.bundle.text import some
+
 Explainer = Callable[["Call"], str]
 
 
@@ -39,6 +41,41 @@ def explain(op: str, args: Any, kwargs: Mapping[str, Any], output: Tensor) -> st
         return ""
 
 
+def explain_gradient(op: str, args: Any, kwargs: Mapping[str, Any], output: Tensor) -> str:
+    """Why the gradient of an operation is not finite, from one of the operations that compute it.
+
+    Args:
+        op: the forward operation.
+        args: of the one in the backward.
+    """
+    name = op.removeprefix("aten.").partition(".")[0].strip("_")
+    divisor = args[1] if len(args) > 1 and isinstance(args[1], Tensor) and args[1].shape == output.shape else None
+    zeros = _where(divisor == 0) if divisor is not None else ""
+    if name in _STEEP:
+        what, remedy = _STEEP[name]
+        where = f" (in {zeros})" if zeros else ""
+        return f"the gradient of {name.removeprefix('linalg_')} {what}{where}; {remedy}"
+    why = explain("", args, kwargs, output) if not zeros else f"division by zero in {zeros}"
+    return f"the gradient of {name} is not finite: {why}"
+
+
+_STEEP = {
+    "sqrt": ("at 0 is infinite", "add an eps under the root"),
+    "pow": ("at 0 is infinite for a power below 1", "add an eps to the base"),
+    "acos": ("at -1 and 1 is infinite", "clamp to the open interval"),
+    "asin": ("at -1 and 1 is infinite", "clamp to the open interval"),
+    "log": ("at 0 is infinite", "clamp before the logarithm, also in branches that where() does not take"),
+    "log2": ("at 0 is infinite", "clamp before the logarithm, also in branches that where() does not take"),
+    "xlogy": ("at 0 is infinite", "keep both arguments above 0"),
+    "logsumexp": ("over nothing but -inf is NaN", "use a large negative number in place of -inf"),
+    "linalg_svd": ("is infinite where two singular values are equal", "do not differentiate single singular vectors"),
+    "linalg_eigh": ("is infinite where two eigenvalues are equal", "do not differentiate single eigenvectors"),
+    "linalg_vector_norm": ("at 0 is not finite", "add an eps under the root"),
+    "norm": ("at 0 is not finite", "add an eps under the root"),
+}
+"""Where gradients of common functions end, and the usual remedy."""
+
+
 def _division(call: Call) -> str:
     divisor = call.args[1]
     if not isinstance(divisor, Tensor):
@@ -58,8 +95,9 @@ def _reciprocal(call: Call) -> str:
 
 def _logarithm(call: Call) -> str:
     zeros, negative = _where(call.args[0] == 0), _where(call.args[0] < 0)
-    parts = [f"{count} 0" for count in [zeros] if count] + [f"{count} negative" for count in [negative] if count]
-    return f"logarithm of a value that is not positive: {' and '.join(parts)}; add an eps or clamp" if parts else ""
+    parts = [f"0 in {zeros}"] if zeros else []
+    parts += [f"negative in {negative}"] if negative else []
+    return f"logarithm of what is not positive: {', '.join(parts)}; add an eps or clamp" if parts else ""
 
 
 def _root(call: Call) -> str:
@@ -82,16 +120,17 @@ def _exponential(call: Call) -> str:
 def _power(call: Call) -> str:
     base, exponent = call.args[0], call.args[1]
     if isinstance(base, Tensor) and isinstance(exponent, (int, float)) and exponent < 0 and _where(base == 0):
-        return f"0 to a negative power: {_where(base == 0)} 0"
+        return f"0 to a negative power in {_where(base == 0)}"
     if isinstance(base, Tensor) and _where(base < 0) and isinstance(exponent, float) and not exponent.is_integer():
-        return f"negative value to a fractional power: {_where(base < 0)} below 0"
+        return f"negative value to a fractional power in {_where(base < 0)}"
     return _overflow(call)
 
 
 def _softmax(call: Call) -> str:
     empty = (call.args[0] == -math.inf).all(dim=call.args[1])
     if bool(empty.any()):
-        return f"softmax over a row that is entirely -inf: {_where(empty)} rows; leave at least one entry in each"
+        rows = some([str(i) for i in empty.flatten().nonzero().flatten().tolist()])
+        return f"softmax over a row that is entirely -inf: row {rows} of {empty.numel()}; leave an entry in each"
     return ""
 
 
@@ -115,7 +154,7 @@ def _mean(call: Call) -> str:
 
 def _inverse_cosine(call: Call) -> str:
     outside = _where(call.args[0].abs() > 1)
-    return f"outside of [-1, 1]: {outside}; clamp it" if outside else ""
+    return f"outside of [-1, 1] in {outside}; clamp it" if outside else ""
 
 
 def _subtraction(call: Call) -> str:
@@ -134,7 +173,7 @@ def _product(call: Call) -> str:
 
 def _xlogy(call: Call) -> str:
     zeros = _where(torch.as_tensor(call.args[1]) == 0)
-    return f"logarithm of 0: {zeros} 0; keep it above 0" if zeros else ""
+    return f"logarithm of 0 in {zeros}; keep it above 0" if zeros else ""
 
 
 def _overflow(call: Call) -> str:
@@ -161,8 +200,11 @@ def _generic(call: Call) -> str:
 
 
 def _where(mask: Any) -> str:
+    """``3 of 20``; ``the only`` where there is but one."""
     count, total = int(mask.sum()), mask.numel()
-    return f"{count} of {total}" if count else ""
+    if total == 1 and count:
+        return "its only place"
+    return f"{count} of {total} places" if count else ""
 
 
 def _number(value: Tensor) -> float:

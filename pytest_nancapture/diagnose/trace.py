@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from pytest_nancapture.bundle.names import buffers, parameters, submodules
-from pytest_nancapture.diagnose.explain import explain
+from pytest_nancapture.diagnose.explain import explain, explain_gradient
 from pytest_nancapture.diagnose.source import Source, user_source
 
 
@@ -24,7 +24,6 @@ class Forward:
     op: str
     source: Source | None
     module_path: str
-    explanation: str = ""
 
 
 @dataclass(eq=False)
@@ -223,7 +222,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             birth=birth,
             parents=parents,
             is_backward=node is not None and source is None,
-            explanation=explain(str(func), *values, bad[0].tensor) if birth else "",
+            explanation=_explain(func, forward, values, bad[0].tensor) if birth else "",
             forward=forward,
         )
         self.records.append(record)
@@ -241,6 +240,12 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             key = tensor.untyped_storage().data_ptr()
             self._writers.pop(key, None)
             self._given.pop(key, None)
+
+
+def _explain(func: Any, forward: Forward | None, values: tuple[Any, Any], output: Tensor) -> str:
+    if forward is not None:
+        return explain_gradient(forward.op, *values, output)
+    return explain(str(func), *values, output)
 
 
 @contextmanager

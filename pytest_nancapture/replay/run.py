@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import tempfile
 import time
@@ -141,11 +142,11 @@ class _Replay:
         }
 
     def _module(self, module: Any) -> Any:
+        # Whoever builds it does so in the captured default dtype.
+        numerics.apply(self._bundle.manifest.numerics)
         if module is None and self._hooks.module is not None:
             module = self._hooks.module(self._bundle)
         if module is None:
-            # In the captured default dtype, and with the user's own random draws out of the way of nobody.
-            numerics.apply(self._bundle.manifest.numerics)
             module = build_module(self._bundle.manifest.module, self._decoder, self._resolver)
             materialize(module, self._content.weights)
             return module
@@ -231,9 +232,9 @@ def _read(bundle: Bundle, device: torch.device) -> _Content:
 
 @contextmanager
 def _traceless() -> Iterator[str]:
-    """Yields an empty folder; random states, numeric settings, ``sys.path``, log levels and filters are put back."""
+    """Yields an empty folder; random states, numeric settings, paths, log levels and filters are put back."""
     loggers = [(logging.getLogger(name), logging.getLogger(name).level) for name in _NOISY]
-    path, grad = list(sys.path), torch.is_grad_enabled()
+    path, here, grad = list(sys.path), Path.cwd(), torch.is_grad_enabled()
     with ExitStack() as stack:
         stack.enter_context(rng.preserved())
         stack.enter_context(numerics.preserved())
@@ -249,6 +250,7 @@ def _traceless() -> Iterator[str]:
         finally:
             torch.set_grad_enabled(grad)
             sys.path[:] = path
+            os.chdir(here)
             for logger, level in loggers:
                 logger.setLevel(level)
 

@@ -30,6 +30,7 @@ def load_script(path: Path) -> ModuleType:
     """
     package = _package_above(path)
     name = ".".join([*package, f"{_PREFIX}{path.stem}_{abs(hash(path))}"])
+    sys.path[:0] = [str(path.parent), str(path.parents[len(package)])]
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
@@ -37,7 +38,6 @@ def load_script(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    sys.path[:0] = [str(path.parent), str(path.parents[len(package)])]
     try:
         with _no_training(path), _arguments(path):
             spec.loader.exec_module(module)
