@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
 from pytest_nancapture.diagnose.source import Source
-from pytest_nancapture.diagnose.trace import GivenValue, Record, Trace
+from pytest_nancapture.diagnose.trace import GivenValue, Link, Record, Trace
 from pytest_nancapture.replay.result import Culprit, Phase
 
 Origin = Record | GivenValue
@@ -28,42 +29,80 @@ def blame(trace: Trace, symptoms: Iterable[Tensor], phase: Phase, root: Path | N
     Returns:
         None where nothing of the trace leads to the symptoms.
     """
-    ends = [origin for tensor in symptoms if (origin := trace.writer(tensor)) is not None]
+    ends = [Link(origin) for tensor in symptoms if (origin := trace.writer(tensor)) is not None]
     reached = _ancestors(ends)
-    given = [origin for origin in reached if isinstance(origin, GivenValue) and origin.kind != "constant"]
+    given = [hit.origin for hit in reached if isinstance(hit.origin, GivenValue) and hit.origin.kind != "constant"]
     if given:
         first = min(given, key=lambda value: value.kind != "weights")
         return Culprit(phase="weights" if first.kind == "weights" else "input")
-    records = [origin for origin in reached if isinstance(origin, Record)]
-    births = [record for record in records if record.birth == "computed" or _is_made_of_written(record)]
+    births = [record for hit in reached if (record := _birth(hit)) is not None]
     if births:
         return _culprit(min(births, key=lambda record: record.index), phase, root)
-    placed = [record for record in records if record.source is not None]
+    placed = [hit.origin for hit in reached if isinstance(hit.origin, Record) and hit.origin.source is not None]
     if placed:
         # Only what the code wrote on purpose: the line where it came out is the one that should have masked it.
         return _culprit(max(placed, key=lambda record: record.index), phase, root, named=False)
     return None
 
 
-def _ancestors(ends: Iterable[Origin]) -> list[Origin]:
-    seen: dict[int, Origin] = {}
-    todo = list(ends)
+@dataclass
+class _Hit:
+    """Something that the symptoms lead back to. `matters`: the elements that do; None for all."""
+
+    origin: Origin
+    matters: Tensor | None
+
+
+def _ancestors(links: Iterable[Link], matters: Tensor | None = None) -> list[_Hit]:
+    """All that the links lead back to, each with those of its elements that lead there."""
+    seen: dict[int, _Hit] = {}
+    todo = [(link, matters) for link in links]
     while todo:
-        origin = todo.pop()
-        if id(origin) not in seen:
-            seen[id(origin)] = origin
-            todo += origin.parents if isinstance(origin, Record) else ()
+        link, matters = todo.pop()
+        reach = link.reach
+        if reach is not None and matters is not None and reach.shape == matters.shape:
+            reach = reach & matters
+            if not bool(reach.any()):
+                continue
+        now = reach if link.is_aligned else None
+        hit = seen.get(id(link.origin))
+        if hit is None:
+            hit = seen[id(link.origin)] = _Hit(link.origin, now)
+        elif hit.matters is None or (now is not None and _covers(hit.matters, now)):
+            continue
+        else:
+            both = now is not None and now.shape == hit.matters.shape
+            hit.matters = hit.matters | now if both and now is not None else None
+        if isinstance(link.origin, Record):
+            todo += [(above, hit.matters) for above in link.origin.links]
     return list(seen.values())
+
+
+def _covers(mask: Tensor, other: Tensor) -> bool:
+    return mask.shape == other.shape and not bool((other & ~mask).any())
+
+
+def _birth(hit: _Hit) -> Record | None:
+    """The record, if what matters of it was born there."""
+    record = hit.origin
+    if not isinstance(record, Record):
+        return None
+    if record.birth == "computed":
+        fresh, matters = record.fresh, hit.matters
+        known = fresh is not None and matters is not None and fresh.shape == matters.shape
+        return None if known and not _meet(fresh, matters) else record
+    return record if record.birth == "nan" and _is_made_of_written(record) else None
+
+
+def _meet(left: Tensor | None, right: Tensor | None) -> bool:
+    return left is not None and right is not None and bool((left & right).any())
 
 
 def _is_made_of_written(record: Record) -> bool:
     """Whether a NaN was born here from infinities that the code wrote, and from nothing else."""
-    if record.birth != "nan":
-        return False
-    above = _ancestors(record.parents)
     return all(
-        origin.kind == "constant" if isinstance(origin, GivenValue) else origin.birth in ("written", "")
-        for origin in above
+        hit.origin.kind == "constant" if isinstance(hit.origin, GivenValue) else hit.origin.birth in ("written", "")
+        for hit in _ancestors(record.links)
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -33,9 +33,10 @@ class Record:
     Attributes:
         index: its place in the order of execution.
         op: such as ``aten.div.Tensor``.
-        parents: the operations, or givens, that its bad inputs came from.
+        links: the operations, or givens, that its bad inputs came from.
         birth: ``computed`` where all inputs were finite, ``written`` where a NaN or Inf stood in the code, ``nan``
             where Inf became NaN; empty where it only passed bad values on.
+        fresh: of a pointwise operation, the elements that are bad though its inputs are finite there; None for all.
         forward: in a backward pass, the forward operation whose gradient this is.
     """
 
@@ -44,8 +45,9 @@ class Record:
     source: Source | None
     module_path: str
     birth: str
-    parents: list[Record | GivenValue]
+    links: list[Link]
     is_backward: bool
+    fresh: Tensor | None = None
     explanation: str = ""
     forward: Forward | None = None
 
@@ -56,6 +58,20 @@ class GivenValue:
 
     kind: Literal["input", "weights", "constant"]
     name: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Link:
+    """Where an operation's bad input came from.
+
+    Attributes:
+        reach: of a pointwise operation, the elements of its output that the input made bad; None where not known.
+        is_aligned: whether an element of the input is the element of the same place in what its origin put out.
+    """
+
+    origin: Record | GivenValue
+    reach: Tensor | None = None
+    is_aligned: bool = False
 
 
 @dataclass
@@ -69,6 +85,9 @@ _UNFILLED = ("empty", "new_empty", "lift_fresh")
 """Their outputs hold what was in memory before, or a constant made outside of torch's operations."""
 _SMALL = 10**6
 """Values of a tensor that an in-place operation overwrites are kept up to this number, to explain it."""
+
+_LARGE = 2**22
+"""Tensors up to this number of elements are followed element by element."""
 
 
 class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -200,17 +219,18 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node: Any,
         forward: Forward | None,
     ) -> Record:
-        pointwise = torch.Tag.pointwise in func.tags
-        parents: list[Record | GivenValue] = []
+        is_pointwise = torch.Tag.pointwise in func.tags and len(bad) == 1
+        links: list[Link] = []
         nan_in = False
         for look, origin in zip(inputs, before, strict=True):
-            if look.bad is None or (pointwise and not _meet(look, bad)):
+            reach = _reach(look, bad[0]) if is_pointwise else None
+            if look.bad is None or origin is None or (reach is not None and not bool(reach.any())):
                 continue
             nan_in = nan_in or look.nan
-            if origin is not None and origin not in parents:
-                parents.append(origin)
+            links.append(Link(origin, reach, look.tensor.is_contiguous() and look.tensor.shape == bad[0].tensor.shape))
+        fresh = _fresh(bad[0], links) if is_pointwise else None
         birth = ""
-        if not parents:
+        if not links or (fresh is not None and bool(fresh.any())):
             birth = "written" if _is_written(values) else "computed"
         elif any(look.nan for look in bad) and not nan_in:
             birth = "nan"
@@ -220,7 +240,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             source=source,
             module_path=self._module_path if node is None else "",
             birth=birth,
-            parents=parents,
+            links=links,
+            fresh=fresh,
             is_backward=node is not None and source is None,
             explanation=_explain(func, forward, values, bad[0].tensor) if birth else "",
             forward=forward,
@@ -273,18 +294,25 @@ def _look(tensor: Tensor) -> _Look:
     return _Look(tensor, None) if bool(finite.all()) else _Look(tensor, ~finite, bool(values.isnan().any()))
 
 
-def _meet(look: _Look, bad: Iterable[_Look]) -> bool:
-    """Whether a bad element of an input lies where an output is bad; unknown shapes are taken to meet."""
-    assert look.bad is not None
-    for output in bad:
-        assert output.bad is not None
-        try:
-            reach = torch.broadcast_to(look.bad, output.bad.shape)
-        except RuntimeError:
-            return True
-        if bool((reach & output.bad).any()):
-            return True
-    return False
+def _reach(look: _Look, output: _Look) -> Tensor | None:
+    """Where a bad element of an input lies at a bad element of the output; None where that cannot be told."""
+    if look.bad is None or output.bad is None or output.bad.numel() > _LARGE:
+        return None
+    try:
+        return torch.broadcast_to(look.bad, output.bad.shape) & output.bad
+    except RuntimeError:
+        return None
+
+
+def _fresh(output: _Look, links: list[Link]) -> Tensor | None:
+    """The bad elements that no input made bad."""
+    if output.bad is None or any(link.reach is None for link in links):
+        return None
+    fresh = output.bad
+    for link in links:
+        assert link.reach is not None
+        fresh = fresh & ~link.reach
+    return fresh
 
 
 def _is_written(values: tuple[Any, Any]) -> bool:
