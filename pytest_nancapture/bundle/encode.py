@@ -27,7 +27,7 @@ from pytest_nancapture.bundle.references import refer
 from pytest_nancapture.bundle.tensors import unwritable
 from pytest_nancapture.errors import UnwritableValueError
 
-_REMEDY = "turn it into tensors, numbers, strings or containers of them"
+REMEDY = "turn it into tensors, numbers, strings or containers of them"
 _PLAIN = (bool, int, str, type(None))
 _NUMPY_AS_TORCH = "biufc"
 """Kinds of numpy dtypes that torch has too."""
@@ -40,7 +40,7 @@ class Encoder:
         tensors: those met so far, by name; the very tensors, not copies.
     """
 
-    def __init__(self, *, prefix: str = "", device: torch.device | str = "cpu", remedy: str = _REMEDY) -> None:
+    def __init__(self, *, prefix: str = "", device: torch.device | str = "cpu", remedy: str = REMEDY) -> None:
         """`prefix` starts the tensors' names; `device` is the run's, and tensors elsewhere keep a note of where.
 
         `remedy` ends the messages of errors.
@@ -170,8 +170,9 @@ class Encoder:
         return node
 
     def _numpy(self, value: Any, where: str) -> dict[str, Any]:
-        if isinstance(value, np.ma.MaskedArray):
-            raise self._error(where, "a masked numpy array cannot be written")
+        if isinstance(value, np.ndarray) and type(value) not in (np.ndarray, np.memmap):
+            problem = f"a {type(value).__qualname__}, which is more than a numpy array, cannot be written"
+            raise self._error(where, problem)
         array = np.asarray(value)
         name = self._new_name(where)
         node: dict[str, Any] = {"ndarray" if isinstance(value, np.ndarray) else "numpy_scalar": name}

@@ -30,6 +30,7 @@ class BufferWatch:
         self.shapes = {name: buffer.shape for name, buffer in now.items()}
         self._tolerated = {name for name, buffer in now.items() if not is_finite(buffer)}
         self._looks = 0
+        self._seen: dict[str, tuple[int, int]] = {}
 
     def suspects(self) -> dict[str, Tensor]:
         """Those that a step may have written; a write through ``.data`` leaves the version as it was."""
@@ -37,11 +38,20 @@ class BufferWatch:
         if math.log2(self._looks).is_integer():
             now = dict(buffers(self._module))
             self._tolerated = {name for name in self._tolerated if name in now and not is_finite(now[name])}
+        now = {name: buffer for name, buffer in buffers(self._module) if name not in self._tolerated}
+        self._seen = {name: (id(buffer), buffer._version) for name, buffer in now.items()}
+        return {
+            name: buffer
+            for name, buffer in now.items()
+            if buffer.numel() <= _SMALL or self._seen[name] != self.first.get(name)
+        }
+
+    def written_since(self) -> dict[str, Tensor]:
+        """Those whose version says that they were written since the last look at the suspects; seldom any."""
         return {
             name: buffer
             for name, buffer in buffers(self._module)
-            if name not in self._tolerated
-            and (buffer.numel() <= _SMALL or (id(buffer), buffer._version) != self.first.get(name))
+            if name not in self._tolerated and self._seen.get(name) != (id(buffer), buffer._version)
         }
 
     def poisoned(self, suspects: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from lightning.pytorch import Callback
 
+from pytest_nancapture.capture.react import OnCapture
 from pytest_nancapture.capture.recipe import recipe_of
 from pytest_nancapture.capture.watch import Settings, Watch
 from pytest_nancapture.errors import CaptureError
 
-OnCapture = Literal["raise", "stop", "skip"]
 _SHARDED = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")
 
 log = logging.getLogger("pytest_nancapture")
@@ -76,6 +76,9 @@ class NaNCapture(Callback):
             raise CaptureError(
                 f"NaNCapture cannot capture under {strategy}: no rank holds the whole module; use DDP or one device"
             )
+        count = sum(isinstance(callback, NaNCapture) for callback in trainer.callbacks)
+        if count > 1:
+            raise CaptureError(f"expected one NaNCapture in a run, came {count}: each would capture the other's reruns")
         recipe = recipe_of(pl_module, self._factory)
         for problem in recipe.problems if trainer.is_global_zero else ():
             log.warning("nancapture: bundles of this run cannot be replayed without help: %s", problem)
@@ -83,7 +86,9 @@ class NaNCapture(Callback):
         self._watch.begin()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Stop watching."""
+        """Stop watching, once all ranks know what one of them found after the last step."""
+        if self._watch is not None:
+            self._watch.settle()
         self._end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:

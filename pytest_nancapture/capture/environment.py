@@ -37,7 +37,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def package_of(trainer: Any) -> str:
-    """``lightning.pytorch`` or ``pytorch_lightning``, whichever the Trainer, or what it was derived from, comes from."""
+    """``lightning.pytorch`` or ``pytorch_lightning``, whichever the Trainer or its base comes from."""
     base = [kind for kind in type(trainer).__mro__ if kind.__name__ == "Trainer"][-1]
     return base.__module__.partition(".trainer")[0]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_nancapture.bundle.decode import Decoder
-from pytest_nancapture.bundle.encode import Encoder
+from pytest_nancapture.bundle.encode import REMEDY, Encoder
 from pytest_nancapture.bundle.names import buffers, parameters, replace_buffer, submodules, unique_parameters
 from pytest_nancapture.bundle.references import LiveResolver
 from pytest_nancapture.bundle.rng import RandomStates
@@ -44,9 +44,13 @@ class KeptBatch:
         encoder = Encoder(prefix=f"{batch_idx}/", device=device)
         try:
             tree = encoder.encode(batch, "batch")
+            tensors = {name: copy_of(tensor) for name, tensor in encoder.tensors.items()}
         except UnwritableValueError as problem:
             return cls(batch_idx, rng, problem=problem)
-        return cls(batch_idx, rng, tree, {name: copy_of(tensor) for name, tensor in encoder.tensors.items()})
+        except Exception as error:  # of a class of the user's, which training may never trip over
+            what = f"looking at it raised {type(error).__name__}: {error}"
+            return cls(batch_idx, rng, problem=UnwritableValueError("batch", what, REMEDY))
+        return cls(batch_idx, rng, tree, tensors)
 
     def fresh(self) -> Any:
         """The batch again, of tensors that nobody else holds."""

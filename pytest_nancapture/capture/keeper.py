@@ -61,7 +61,7 @@ class Keeper:
         self.window.batches.pop()
 
     def _starts_anew(self, batch_idx: int) -> bool:
-        """Whether Lightning drops the gradients that there are, as at an epoch that begins before its last one ended."""
+        """Whether Lightning drops the gradients that there are, as after an epoch that ended early."""
         return bool(self._zeroes and batch_idx % self._trainer.accumulate_grad_batches == 0)
 
     def keep_before_update(self, optimizer: Any) -> None:

@@ -90,13 +90,18 @@ class Memory:
             self._state(value.get_state, value.set_state)
         elif isinstance(value, random.Random):
             self._state(value.getstate, value.setstate)
-        elif hasattr(value, "__dict__") and not isinstance(value, _WITHOUT_STATE):
-            if type(value).__module__.partition(".")[0] not in _NOT_THEIRS:
-                self.remember(vars(value), depth)
+        elif _is_theirs(value):
+            self.remember(vars(value), depth)
 
     def _state(self, get: Callable[[], Any], put: Callable[[Any], Any]) -> None:
         state = get()
         self._restore.append(lambda: put(state))
+
+
+def _is_theirs(value: Any) -> bool:
+    """Whether it is an object of a class of the user's, with attributes of its own."""
+    has_state = hasattr(value, "__dict__") and not isinstance(value, _WITHOUT_STATE)
+    return has_state and type(value).__module__.partition(".")[0] not in _NOT_THEIRS
 
 
 def _identities(value: Any) -> list[int]:

@@ -21,8 +21,8 @@ from pytest_nancapture.capture.environment import package_of
 from pytest_nancapture.capture.finding import Finding, look, note_backward
 from pytest_nancapture.capture.instant import KeptBatch, Window
 from pytest_nancapture.capture.preserve import preserved
-from pytest_nancapture.capture.wraps import last_hook
 from pytest_nancapture.capture.silence import silent_logger
+from pytest_nancapture.capture.wraps import last_hook
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +60,7 @@ class Rerun:
 
     Attributes:
         target: which optimizer step of the window is the guilty one, counted from 0.
+        original: gives the module's own hook by name, without the watch's wrapper around it.
     """
 
     trainer: Any
@@ -67,6 +68,7 @@ class Rerun:
     window: Window
     optimizer: Any
     target: int
+    original: Callable[[str], Callable[..., Any]]
     losses: list[list[Tensor]] = field(default_factory=list)
     raw_bad: bool = False
     guilty: int | None = None
@@ -139,7 +141,7 @@ class Rerun:
         """The module's own before the update; one of them has our wrapper around it."""
         module, trainer = self.module, self.trainer
         last = last_hook(module)
-        original = vars(module)[last].__wrapped__
+        original = self.original(last)
         if last == "on_before_optimizer_step":
             original(self.optimizer)
             return
@@ -163,7 +165,7 @@ class Rerun:
         batch = kept.fresh()
         self.losses.append([])
         kept.rng.restore()
-        vars(module)["on_train_batch_start"].__wrapped__(batch, kept.batch_idx)
+        self.original("on_train_batch_start")(batch, kept.batch_idx)
         arguments: Mapping[str, Any] = loop._build_kwargs(OrderedDict(), batch, kept.batch_idx)
         with trainer.precision_plugin.train_step_context():
             output = module.training_step(*arguments.values())

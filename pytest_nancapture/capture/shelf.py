@@ -36,9 +36,11 @@ class Shelf:
         """
         try:
             return self._put(capture)
-        except (NancaptureError, OSError, RuntimeError, ValueError) as error:
+        except (NancaptureError, OSError) as error:
             log.warning("nancapture: no bundle: %s", error)
-            return None
+        except Exception as error:
+            log.warning("nancapture: no bundle: %s: %s", type(error).__name__, error)
+        return None
 
     def _put(self, capture: Capture) -> Path | None:
         fault = capture.fault()
@@ -82,8 +84,12 @@ def _count(path: Path) -> int:
     seen = manifest.fault.seen + 1
     counted = dataclasses.replace(manifest, fault=dataclasses.replace(manifest.fault, seen=seen))
     hidden = path / f".{MANIFEST_NAME}"
-    write_text(hidden, counted.dumps())
-    os.replace(hidden, path / MANIFEST_NAME)  # noqa: PTH105, Path.replace says less
+    try:
+        write_text(hidden, counted.dumps())
+        os.replace(hidden, path / MANIFEST_NAME)  # noqa: PTH105, Path.replace says less
+    except OSError:
+        hidden.unlink(missing_ok=True)
+        raise
     return seen
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
@@ -18,15 +18,15 @@ from pytest_nancapture.capture.buffers import BufferWatch
 from pytest_nancapture.capture.check import all_finite, has_nan, is_finite
 from pytest_nancapture.capture.decide import Decision, decide
 from pytest_nancapture.capture.export import Capture
-from pytest_nancapture.capture.finding import Finding, look, note_backward
+from pytest_nancapture.capture.finding import look, note_backward
 from pytest_nancapture.capture.instant import Window
 from pytest_nancapture.capture.keeper import Keeper
 from pytest_nancapture.capture.ranks import Ranks
+from pytest_nancapture.capture.react import Captured, OnCapture, Reaction
 from pytest_nancapture.capture.recipe import Recipe
 from pytest_nancapture.capture.rerun import Outcome, Rerun, parameters_of
-from pytest_nancapture.capture.shelf import Shelf, shown
-from pytest_nancapture.capture.wraps import Wraps, last_hook
-from pytest_nancapture.errors import NonFiniteError
+from pytest_nancapture.capture.shelf import Shelf
+from pytest_nancapture.capture.wraps import Wraps, is_inherited, last_hook
 
 log = logging.getLogger("pytest_nancapture")
 
@@ -36,7 +36,7 @@ class Settings:
     """What the user asked of :class:`NaNCapture`."""
 
     dirpath: Path
-    on_capture: Literal["raise", "stop", "skip"]
+    on_capture: OnCapture
     max_bundles: int
     confirm: int
     optimizer_history: bool
@@ -64,7 +64,8 @@ class Watch:
         self._ranks = Ranks(trainer)
         self._rerun: Rerun | None = None
         self._buffers = BufferWatch(module)
-        self._owed: Finding | None = None
+        self._goes_on = not (module.automatic_optimization and is_inherited(module, "on_train_batch_end"))
+        self._reaction = Reaction(trainer, self._ranks, settings.on_capture)
 
     def begin(self) -> None:
         """Put the wrappers in place."""
@@ -76,6 +77,15 @@ class Watch:
         put(strategy, "optimizer_step", self._optimizer_step)
         if not self._module.automatic_optimization:
             self._wraps.put_on_raw_steps(strategy, self._trainer.optimizers, self._before_raw_step)
+
+    def settle(self) -> None:
+        """Act upon what a rank found alone after the last step; for the end of training, to which all ranks come.
+
+        Raises:
+            NonFiniteError: the run is to end by it.
+        """
+        if self._ranks.any(self._reaction.owes):
+            self._reaction.settle()
 
     def end(self) -> None:
         """Take the wrappers off and let go of everything kept."""
@@ -159,37 +169,45 @@ class Watch:
         optimized = parameters_of(optimizer)
         suspects = self._buffers.suspects()
         gradients = [parameter.grad for parameter in optimized if parameter.grad is not None]
-        finite = all_finite([*gradients, *window.losses, *suspects.values()]) and self._owed is None
-        if self._ranks.any(not finite):
-            owed, self._owed = self._owed, None
-            losses = [batch.losses for batch in window.batches]
-            finding = owed or look(
-                self._module, losses, optimized, self._buffers.poisoned(suspects, window.tensors)
-            )
-            decision = decide(
-                finding,
-                self._ranks,
-                scaled=self._scaler is not None,
-                batches=len(window.batches),
-                confirm=self._settings.confirm,
-                rerun=lambda: None if owed else self._rerun_once(window, optimizer, target),
-            )
-            if decision is not None:
-                self._capture(window, target, decision, is_written=owed is not None)
-                raise DropStep
+        finite = all_finite([*gradients, *window.losses, *suspects.values()])
+        if self._ranks.any(not finite or self._reaction.owes):
+            self._reaction.settle()
+            if self._ranks.any(not finite):
+                self._decide(window, optimizer, target, suspects)
         for batch in window.batches:
             batch.losses.clear()
         self._keeper.keep_before_update(optimizer)
         if self._settings.optimizer_history:
             self._keeper.keep_all()
 
+    def _decide(self, window: Window, optimizer: Any, target: int, suspects: Mapping[str, Tensor]) -> None:
+        """Find out whether it is a fault and whose; if so, act and drop the step."""
+        losses = [batch.losses for batch in window.batches]
+        bad_buffers = self._buffers.poisoned(suspects, window.tensors)
+        # The user's step may itself speak to other ranks, so all of them run it again or none does.
+        is_kept = not self._ranks.any(any(batch.problem is not None for batch in window.batches))
+        decision = decide(
+            look(self._module, losses, parameters_of(optimizer), bad_buffers),
+            self._ranks,
+            scaled=self._scaler is not None,
+            batches=len(window.batches),
+            confirm=self._settings.confirm,
+            rerun=lambda: self._rerun_once(window, optimizer, target) if is_kept else None,
+        )
+        if decision is not None:
+            self._capture(window, target, decision)
+            raise DropStep
+
     def _check_after(self, window: Window) -> None:
         """Look at what was written since the last look: buffers by hooks, and weights by an update with a history."""
-        suspects = self._buffers.suspects()
+        # Without code of the user's in between this reads nothing, and so does not wait for the device.
+        suspects = self._buffers.suspects() if self._goes_on else self._buffers.written_since()
         bad = {} if all_finite(suspects.values()) else self._buffers.poisoned(suspects, window.tensors)
         weights: tuple[str, ...] = ()
         if self._settings.optimizer_history and window.states:
-            weights = tuple(name for name, parameter in unique_parameters(self._module) if not is_finite(parameter))
+            now = dict(unique_parameters(self._module))
+            if not all_finite(now.values()):
+                weights = tuple(name for name, parameter in now.items() if not is_finite(parameter))
         if not bad and not weights:
             return
         finding = look(self._module, [batch.losses for batch in window.batches], (), bad)
@@ -207,16 +225,14 @@ class Watch:
         )
         target = max(window.optimizer_steps - 1, 0)
         if weights or self._ranks.count == 1:
-            self._capture(window, target, decision)
+            self._capture(window, target, decision, dropped=bool(weights or window.states))
         else:
-            self._write(window, target, decision)
+            path = self._write(window, target, decision)
             window.restore_tensors(self._module)
-            self._owed = finding
+            self._reaction.owe(captured(window, decision, path, dropped=False))
 
     def _rerun_once(self, window: Window, optimizer: Any, target: int) -> Outcome | None:
-        if any(batch.problem is not None for batch in window.batches):
-            return None
-        self._rerun = Rerun(self._trainer, self._module, window, optimizer, target)
+        self._rerun = Rerun(self._trainer, self._module, window, optimizer, target, self._wraps.original)
         try:
             return self._rerun.run()
         except Exception as error:  # the user's step may raise anything; the capture goes on without its confirmation
@@ -227,20 +243,16 @@ class Watch:
 
     # Acting.
 
-    def _capture(self, window: Window, target: int, decision: Decision, *, is_written: bool = False) -> None:
+    def _capture(self, window: Window, target: int, decision: Decision, *, dropped: bool = True) -> None:
         """Write the bundle if this rank is to blame, clean up, and end the run if that is wanted; on all ranks."""
-        path = None
-        step = window.counters["global_step"]
-        if self._ranks.mine in decision.blamed and not is_written:
-            path = self._write(window, target, decision)
-        elif self._ranks.mine == 0 and self._ranks.mine not in decision.blamed:
-            log.warning("%snancapture: step %d: not finite on rank %s", self._new_line, step, _list(decision.blamed))
+        is_mine = self._ranks.mine in decision.blamed
+        path = self._write(window, target, decision) if is_mine else None
         self._ranks.wait()
         for position, state in window.states.items():
             self._trainer.optimizers[position].load_state_dict(state)
         window.dropped = True
         self._clean(window)
-        self._act(step, decision, path)
+        self._reaction.act(captured(window, decision, path, dropped=dropped))
 
     def _clean(self, window: Window) -> None:
         """Undo what a dropped step did to the module; once more at its end, since the user's code has gone on."""
@@ -253,7 +265,9 @@ class Watch:
         bad_before = self._bad_before(window)
         if bad_before and not finding.weights:
             finding = dataclasses.replace(finding, weights=bad_before)
-        log.warning("%snancapture: step %d: %s", self._new_line, window.counters["global_step"], finding.summary)
+        log.warning(
+            "%snancapture: step %d: %s", self._reaction.new_line, window.counters["global_step"], finding.summary
+        )
         if bad_before and finding.weights == bad_before:
             log.warning("nancapture: %s", self._keeper.whose_weights())
         states: list[Any] | None = None
@@ -282,32 +296,6 @@ class Watch:
         now = {name: parameter.detach() for name, parameter in unique_parameters(self._module)}
         return tuple(name for name, value in now.items() if not is_finite(window.tensors.get(name, value)))
 
-    def _act(self, step: int, decision: Decision, path: Path | None) -> None:
-        trainer, settings = self._trainer, self._settings
-        if settings.on_capture == "raise":
-            where = f"bundle {shown(path)}" if path else "no bundle was written"
-            if self._ranks.mine not in decision.blamed:
-                where = f"the fault is rank {_list(decision.blamed)}'s, and so is the bundle"
-            what = decision.finding.summary or "not finite"
-            raise NonFiniteError(
-                f"step {step}: {what}; {where}; the weights are as they were before the step",
-                global_step=step,
-                bundle=str(path) if path else None,
-            )
-        if settings.on_capture == "stop":
-            trainer.should_stop = True
-            # Lightning goes on until these are met, and the run cannot get better by it.
-            trainer.fit_loop.min_epochs = 0
-            trainer.fit_loop.epoch_loop.min_steps = None
-        if self._ranks.mine == 0:
-            words = {"stop": "stopping the run", "skip": "step dropped, training goes on"}[settings.on_capture]
-            log.warning("nancapture: %s (on_capture=%r)", words, settings.on_capture)
-
-    @property
-    def _new_line(self) -> str:
-        """A progress bar leaves the cursor in the middle of its line."""
-        return "\n" if self._trainer.progress_bar_callback is not None else ""
-
     @property
     def _scaler(self) -> Any:
         return getattr(self._trainer.precision_plugin, "scaler", None)
@@ -319,5 +307,12 @@ class Watch:
             scaler.update(scaler.get_scale())
 
 
-def _list(ranks: tuple[int, ...]) -> str:
-    return ", ".join(map(str, ranks))
+def captured(window: Window, decision: Decision, path: Path | None, *, dropped: bool) -> Captured:
+    """What the reaction has to know."""
+    return Captured(
+        step=window.counters["global_step"],
+        blamed=decision.blamed,
+        summary=decision.finding.summary,
+        path=path,
+        dropped=dropped,
+    )

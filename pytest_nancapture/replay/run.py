@@ -109,8 +109,8 @@ class _Replay:
         """The fields of the result but device and seconds."""
         manifest, notes = self._bundle.manifest, self._notes()
         blamed = {name: self._content.weights[name] for name in manifest.fault.weights if name in self._content.weights}
-        given = given_fault(blamed, self._content.batch)
         try:
+            given = given_fault(blamed, self._content.batch)
             player = self._play(self._module(module), compiled=compiled, trace=trace)
         except MismatchError as error:
             return self._without_verdict("mismatch", str(error), notes)

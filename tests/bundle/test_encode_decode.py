@@ -387,7 +387,7 @@ def test_objects(value: Any) -> None:
     assert content(value) == content(through(value))
 
 
-@pytest.mark.parametrize("value", NAMED, ids=repr)
+@pytest.mark.parametrize("value", NAMED, ids=lambda value: getattr(value, "__name__", str(value).partition(" ")[0]))
 def test_what_has_a_name(value: Any) -> None:
     """Enum members, paths, dtypes, devices, classes, functions, and functions with some arguments given."""
     assert content(value) == content(through(value))
@@ -553,7 +553,8 @@ class Holder:
         (lambda: np.array([object()]), "['x'][1]", "a numpy array of dtype object cannot be written"),
         (lambda: np.zeros(1, "i4,f4"), "['x'][1]", "a numpy array of dtype [('f0', '<i4'), ('f1', '<f4')] cannot be"),
         (lambda: np.longdouble(1), "['x'][1]", "a numpy array of dtype"),
-        (lambda: np.ma.masked_array([1, 2], [0, 1]), "['x'][1]", "a masked numpy array cannot be written"),
+        (lambda: np.ma.masked_array([1, 2], [0, 1]), "['x'][1]", "a MaskedArray, which is more than a numpy array,"),
+        (lambda: np.ones((1, 1)).view(np.matrix), "['x'][1]", "a matrix, which is more than a numpy array, cannot be"),
         (lambda: torch.ones(1, device="meta"), "['x'][1]", "it is on the meta device and has no values"),
         (lambda: Mask.A | Mask.B, "['x'][1]", "a combination that has no name of its own"),
         (lambda: Boxes(torch.ones(1), threading.Lock()), "['x'][1].context['size']", "a _thread.lock cannot be"),

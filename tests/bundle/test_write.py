@@ -240,7 +240,7 @@ print("survived")
 
 @pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
 def test_a_killed_writer(tmp_path: Path) -> None:
-    """Killed half-way or just before the end it leaves a hidden folder; no search finds it, the next writer sweeps it."""
+    """Killed half-way or just before the end it leaves a hidden folder: no search finds it, the next one sweeps it."""
     for moment in ("tensors", "rename"):
         folder = tmp_path / moment
         run = subprocess.run(
@@ -256,7 +256,11 @@ def test_a_killed_writer(tmp_path: Path) -> None:
         assert [write(folder)] == find_bundles(folder) == list(folder.iterdir())
 
 
-@pytest.mark.parametrize("owner", [f"{module._HOST}-{os.getpid()}", "another_machine-1", "nobody", f"{module._HOST}-x"])
+@pytest.mark.parametrize(
+    "owner",
+    [f"{module._HOST}-{os.getpid()}", "another_machine-1", "nobody", f"{module._HOST}-x"],
+    ids=["alive", "elsewhere", "unknown", "no-number"],
+)
 def test_folders_of_writers_that_may_be_at_work(tmp_path: Path, owner: str) -> None:
     """Other ranks write beside this one, maybe on other machines: only what a dead process left here is swept."""
     other = tmp_path / f".{NAME}.{owner}.abc.tmp"

@@ -1,96 +1,144 @@
-"""A run on several ranks, started by the tests in a process of its own, and by Lightning once more for each further rank."""
+"""Runs on several ranks, started by the tests in a process of their own, and by Lightning in one more for each rank."""
 
-import argparse
+import errno
+import json
 import logging
 import os
 import sys
 import warnings
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 
-from pytest_nancapture import NaNCapture
-
-parser = argparse.ArgumentParser()
-parser.add_argument("folder")
-parser.add_argument("--ranks", type=int, default=2)
-parser.add_argument("--guilty", type=int, default=1)
-parser.add_argument("--on-capture", default="raise")
-parser.add_argument("--fault", choices=["loss", "gradient", "loss_only", "buffer", "late_buffer", "none"], default="gradient")
-parser.add_argument("--accumulate", type=int, default=1)
-parser.add_argument("--unused", action="store_true")
-parser.add_argument("--sync-batchnorm", action="store_true")
-parser.add_argument("--break-writing", action="store_true")
+from pytest_nancapture import NaNCapture, NonFiniteError
+from pytest_nancapture.capture import export
 
 
 class Net(pl.LightningModule):
-    def __init__(self, guilty: int, fault: str, unused: bool) -> None:
+    """Goes bad on one rank, or in a replay on the only one, where the batch's second part is 0."""
+
+    def __init__(self, guilty: int, fault: str, *, unused: bool = False) -> None:
         super().__init__()
         self.save_hyperparameters()
         self.layer, self.norm = nn.Linear(3, 4), nn.BatchNorm1d(4)
         self.out = nn.Linear(4, 1)
         self.spare = nn.Linear(2, 2) if unused else None
-        self.register_buffer("average", torch.zeros(1))
+        self.register_buffer("average", torch.zeros(()))
 
-    def training_step(self, batch, batch_idx):
-        x, zero = batch
-        h = self.norm(self.layer(x))
-        loss = self.out(h).pow(2).mean()
-        fault = self.hparams.fault if self.global_rank == self.hparams.guilty or self.trainer.world_size == 1 else "none"
-        if fault == "loss":
-            loss = loss * (zero + 1) / (zero + 1) * zero.add(1).log() if False else loss / zero * zero if zero == 0 else loss
-        if fault == "gradient" and zero == 0:
-            loss = loss + (self.out.bias * zero).abs().sqrt().sum()
-        if fault == "loss_only" and zero == 0:
-            loss = loss + torch.tensor(float("inf"))
-        if fault == "buffer":
-            self.average.copy_(1 / zero.reshape(1))
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, good = batch
+        loss = self.out(self.norm(self.layer(x))).pow(2).mean()
+        if self.fault == "loss":
+            loss = loss * (good / good)
+        elif self.fault == "gradient":
+            loss = loss + (self.out.bias * good).abs().sqrt().sum()
+        elif self.fault == "loss_only":
+            loss = loss + good.reciprocal()
+        elif self.fault == "buffer":
+            self.average.copy_(good.reciprocal())
         return loss
 
-    def on_train_batch_end(self, outputs, batch, batch_idx):
-        mine = self.global_rank == self.hparams.guilty
-        if self.hparams.fault == "late_buffer" and mine:
-            self.average.copy_(1 / batch[1].reshape(1))
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self.fault == "late_buffer":
+            self.average.copy_(batch[1].reciprocal())
 
-    def configure_optimizers(self):
+    @property
+    def fault(self) -> str:
+        """Which is to come on this rank."""
+        mine = self.global_rank == self.hparams.guilty or self.trainer.world_size == 1
+        return self.hparams.fault if mine else "none"
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def main() -> None:
-    options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+class Lines(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen.append(record.getMessage())
+
+
+def refuse(*args: Any, **kwargs: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def train(scenario: dict[str, Any], ranks: int, folder: str) -> pl.Trainer:
+    """One run. All ranks must come here with the same scenario."""
     torch.manual_seed(0)
-    if options.break_writing:
-        from pytest_nancapture.capture import export
-
-        def refuse(*args, **kwargs):
-            raise OSError(28, "No space left on device")
-
-        if int(os.environ.get("LOCAL_RANK", 0)) == options.guilty:
-            export.write_bundle = refuse
-    batches = [(torch.randn(4, 3), torch.tensor(float(i != 4))) for i in range(8)]
-    module = Net(options.guilty, options.fault, options.unused)
+    rank, bad = int(os.environ.get("LOCAL_RANK", "0")), scenario.get("bad", 4)
+    guilty = scenario.get("guilty", 1)
+    export.write_bundle = refuse if scenario.get("break_writing") and rank == guilty else WRITE_BUNDLE
+    generator = torch.Generator().manual_seed(rank)
+    batches = [(torch.randn(4, 3, generator=generator), torch.tensor(float(i != bad))) for i in range(8)]
+    capture = NaNCapture(folder, on_capture=scenario.get("on_capture", "raise"), confirm=scenario.get("confirm", 1))
     trainer = pl.Trainer(
         max_epochs=1,
         accelerator="cpu",
-        devices=options.ranks,
-        strategy=DDPStrategy(find_unused_parameters=options.unused, process_group_backend="gloo"),
-        accumulate_grad_batches=options.accumulate,
-        sync_batchnorm=options.sync_batchnorm,
+        devices=ranks,
+        strategy=DDPStrategy(find_unused_parameters=scenario.get("unused", False), process_group_backend="gloo"),
+        accumulate_grad_batches=scenario.get("accumulate", 1),
         use_distributed_sampler=False,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[NaNCapture(options.folder, on_capture=options.on_capture)],
+        callbacks=[capture],
     )
+    module = Net(guilty, scenario.get("fault", "gradient"), unused=scenario.get("unused", False))
+    REACHED.update(trainer=trainer, module=module)
     trainer.fit(module, torch.utils.data.DataLoader(batches, batch_size=None))
-    state = torch.cat([value.flatten().double() for value in module.state_dict().values()])
-    print(f"rank {trainer.global_rank} ended at step {trainer.global_step} finite {bool(state.isfinite().all())}")
+    return trainer
 
+
+def told(number: int, lines: Lines, error: NonFiniteError | None) -> str:
+    """How a run ended on this rank, a line of JSON."""
+    module = REACHED["module"]
+    values = list(module.state_dict().values())
+    return json.dumps(
+        {
+            "scenario": number,
+            "rank": REACHED["trainer"].global_rank,
+            "step": REACHED["trainer"].global_step,
+            "finite": all(bool(value.isfinite().all()) for value in values),
+            "weights": repr(sum(parameter.detach().double().sum().item() for parameter in module.parameters())),
+            "error": error and str(error),
+            "bundle": error and error.bundle,
+            "log": lines.seen,
+        }
+    )
+
+
+def main() -> None:
+    """``ddp_run.py FOLDER RANKS SCENARIOS``, the last a JSON list; an error of the last run is not caught."""
+    folder, ranks, scenarios = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+    warnings.simplefilter("ignore")
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    for number, scenario in enumerate(scenarios):
+        lines, error = Lines(), None
+        logging.getLogger("pytest_nancapture").addHandler(lines)
+        try:
+            train(scenario, ranks, f"{folder}/{number}")
+        except NonFiniteError as caught:
+            if number == len(scenarios) - 1:
+                raise
+            error = caught
+        finally:
+            logging.getLogger("pytest_nancapture").removeHandler(lines)
+        sys.stdout.write(told(number, lines, error) + "\n")
+        sys.stdout.flush()
+
+
+WRITE_BUNDLE = export.write_bundle
+REACHED: dict[str, Any] = {}
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,0 +1,100 @@
+"""After a fault: end the run or let it go on, on all ranks together."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pytest_nancapture.capture.ranks import Ranks
+from pytest_nancapture.capture.shelf import shown
+from pytest_nancapture.errors import NonFiniteError
+
+log = logging.getLogger("pytest_nancapture")
+
+OnCapture = Literal["raise", "stop", "skip"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Captured:
+    """A fault as one rank knows it.
+
+    Attributes:
+        blamed: the ranks at fault.
+        summary: what is not finite on this rank; empty where nothing is.
+        path: of this rank's bundle, if it wrote one.
+        dropped: whether the update was not made, or undone; else only buffers were put back.
+    """
+
+    step: int
+    blamed: tuple[int, ...]
+    summary: str
+    path: Path | None
+    dropped: bool = True
+
+
+class Reaction:
+    """Does what the user asked for, once a fault was captured."""
+
+    def __init__(self, trainer: Any, ranks: Ranks, on_capture: OnCapture) -> None:
+        self._trainer = trainer
+        self._ranks = ranks
+        self._on_capture = on_capture
+        self._owed: Captured | None = None
+
+    def owe(self, captured: Captured) -> None:
+        """Keep a fault that this rank found alone, until the ranks speak to each other again."""
+        self._owed = captured
+
+    @property
+    def owes(self) -> bool:
+        """Whether there is such a fault."""
+        return self._owed is not None
+
+    def settle(self) -> None:
+        """Act upon faults that single ranks found alone; every rank has to come here.
+
+        Raises:
+            NonFiniteError: there is one, and the run is to end by it.
+        """
+        owed, self._owed = self._owed, None
+        steps = self._ranks.gather(0 if owed is None else owed.step + 1)
+        blamed = tuple(rank for rank, step in enumerate(steps) if step)
+        if blamed:
+            nothing = Captured(step=max(steps) - 1, blamed=blamed, summary="", path=None, dropped=False)
+            self.act(owed or nothing)
+
+    def act(self, captured: Captured) -> None:
+        """Raise, stop or go on.
+
+        Raises:
+            NonFiniteError: under ``raise``.
+        """
+        is_mine = self._ranks.mine in captured.blamed
+        blamed = ", ".join(map(str, captured.blamed))
+        if self._ranks.mine == 0 and not is_mine:
+            log.warning("%snancapture: step %d: not finite on rank %s", self.new_line, captured.step, blamed)
+        if self._on_capture == "raise":
+            where = f"bundle {shown(captured.path)}" if captured.path else "no bundle was written"
+            raise NonFiniteError(
+                f"step {captured.step}: {captured.summary or 'not finite'}; "
+                f"{where if is_mine else f'the fault is that of rank {blamed}, and so is the bundle'}; "
+                f"{'the weights' if captured.dropped else 'buffers'} are as they were before the step",
+                global_step=captured.step,
+                bundle=str(captured.path) if captured.path else None,
+            )
+        if self._on_capture == "stop":
+            self._trainer.should_stop = True
+            # Lightning goes on until these are met, and the run cannot get better by it.
+            self._trainer.fit_loop.min_epochs = 0
+            self._trainer.fit_loop.epoch_loop.min_steps = None
+        if self._ranks.mine == 0:
+            skipped = "step dropped" if captured.dropped else "buffers put back"
+            words = {"stop": "stopping the run", "skip": f"{skipped}, training goes on"}[self._on_capture]
+            log.warning("nancapture: %s (on_capture=%r)", words, self._on_capture)
+
+    @property
+    def new_line(self) -> str:
+        """A progress bar leaves the cursor in the middle of its line."""
+        return "\n" if self._trainer.progress_bar_callback is not None else ""

@@ -1,0 +1,271 @@
+"""How a module is to be built again is known before training begins, and said there if it is not."""
+
+import argparse
+import enum
+import functools
+import re
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from training import Net, batches, capture_one, fit, replayed
+
+from pytest_nancapture import NaNCapture
+from pytest_nancapture.bundle.bundle import Bundle
+from pytest_nancapture.errors import CaptureError
+
+
+class Mode(enum.Enum):
+    FAST = "fast"
+    SLOW = 2
+
+
+def double(x):
+    return x * 2
+
+
+class Typed(Net):
+    """Takes an argument of any type, and is made of it."""
+
+    def __init__(self, value: Any = None) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.value = value
+
+
+VALUES = [
+    None,
+    3,
+    float("inf"),
+    "text",
+    [1, (2, {"three": {4, 5}})],
+    {"optimizer": {"name": "adam", "betas": (0.9, 0.999)}, 3: "three"},
+    Mode.SLOW,
+    {Mode.FAST: Path("data") / "train"},
+    torch.bfloat16,
+    torch.device("cpu"),
+    torch.Size([2, 3]),
+    nn.Linear,
+    nn.functional.relu,
+    double,
+    Mode,
+    argparse.Namespace(lr=0.1, layers=[1, 2], mode=Mode.FAST),
+    range(3),
+    2 + 1j,
+    b"bytes",
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:30])
+def test_an_argument_comes_back_as_it_was(value, tmp_path, caplog):
+    """With its type, and nothing is said about it."""
+    bundle = capture_one(Typed(value), batches(), tmp_path)
+    built = rebuilt(bundle)
+    assert (built.value, type(built.value)) == (value, type(value))
+    assert "without help" not in caplog.text
+    assert bundle.manifest.module.unwritten == ()
+
+
+def rebuilt(bundle: Bundle) -> Any:
+    """The module that the replay builds."""
+    from pytest_nancapture.bundle.decode import Decoder
+    from pytest_nancapture.bundle.tensors import read_tensors
+    from pytest_nancapture.replay.rebuild import build_module, resolver_for
+
+    tensors = read_tensors(bundle.path / "weights.safetensors", bundle.manifest.module.layouts)
+    resolver = resolver_for(bundle)
+    return build_module(bundle.manifest.module, Decoder(tensors, resolver), resolver)
+
+
+def test_tensors_among_the_arguments_come_back(tmp_path):
+    """Not mixed up with the weights of the same name, and as they were when training began."""
+    value = {"layer.weight": torch.arange(3.0), "scale": torch.tensor(2, dtype=torch.int8)}
+    module = Typed(value)
+    bundle = capture_one(module, batches(), tmp_path)
+    built = rebuilt(bundle)
+    assert built.value["layer.weight"].tolist() == [0.0, 1.0, 2.0]
+    assert (built.value["scale"].item(), built.value["scale"].dtype) == (2, torch.int8)
+    assert replayed(bundle)[0].verdict == "nonfinite"
+
+
+class Whole(Net):
+    """One argument that holds them all, saved as the hyperparameters themselves."""
+
+    def __init__(self, hparams: Any) -> None:
+        super().__init__()
+        self.save_hyperparameters(hparams)
+        self.given = hparams
+
+
+@pytest.mark.parametrize("hparams", [{"lr": 0.1, "deep": {"a": [1]}}, argparse.Namespace(lr=0.1, deep=None)])
+def test_hyperparameters_saved_as_a_whole_come_back(hparams, tmp_path, caplog):
+    """As something from which they can be read in the same way."""
+    bundle = capture_one(Whole(hparams), batches(), tmp_path)
+    built = rebuilt(bundle)
+    assert (dict(built.hparams), "without help" in caplog.text) == (
+        dict(vars(hparams) if type(hparams) is not dict else hparams),
+        False,
+    )
+    assert replayed(bundle)[0].verdict == "nonfinite"
+
+
+class AnyKeywords(Net):
+    def __init__(self, width: int = 3, **kwargs: Any) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.kwargs = kwargs
+
+
+class Derived(Typed):
+    """Its own constructor hands the argument on."""
+
+    def __init__(self, other: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.save_hyperparameters()
+        self.other = other
+
+
+def test_keyword_arguments_without_names_come_back(tmp_path):
+    """Also through a base class."""
+    bundle = capture_one(AnyKeywords(depth=2, names=["a"]), batches(), tmp_path / "any")
+    assert rebuilt(bundle).kwargs == {"depth": 2, "names": ["a"]}
+    built = rebuilt(capture_one(Derived(5, value=Mode.FAST), batches(), tmp_path / "derived"))
+    assert (built.other, built.value) == (5, Mode.FAST)
+
+
+def warnings_of(module: Any, caplog: Any, tmp_path: Path, **options: Any) -> list[str]:
+    """What is said before the first step."""
+    fit(module, batches(2, bad=[]), NaNCapture(tmp_path, **options), max_steps=1)
+    prefix = "nancapture: bundles of this run cannot be replayed without help: "
+    ours = [record.message for record in caplog.records if record.name == "pytest_nancapture"]
+    assert [line for line in ours if not line.startswith(prefix)] == []
+    return [line.removeprefix(prefix) for line in ours]
+
+
+REMEDY = (
+    "give NaNCapture(factory='package.module:function') a function that builds the module, or leave it out with "
+    "self.save_hyperparameters(ignore=[...]) if the constructor has a default"
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "where", "problem"),
+    [
+        (lambda x: x, "value", "<lambda> is defined inside of a function, so no import finds it"),
+        (iter([1]), "value", "a list_iterator cannot be written"),
+        (
+            {"act": [1, lambda x: x]},
+            "value['act'][1]",
+            "<lambda> is defined inside of a function, so no import finds it",
+        ),
+    ],
+)
+def test_an_argument_without_a_form_is_named_before_training(value, where, problem, tmp_path, caplog):
+    """With its path, and what to do about it."""
+    (said,) = warnings_of(Typed(value), caplog, tmp_path)
+    assert said == f"argument {where} of Typed: {problem}; {REMEDY}"
+
+
+class Forgets(Net):
+    """Saves no hyperparameters."""
+
+    def __init__(self, width: int, depth: int = 2) -> None:
+        super().__init__()
+
+
+def test_forgotten_hyperparameters_are_named_before_training(tmp_path, caplog):
+    """Those without a default, without which nothing can be built."""
+    assert warnings_of(Forgets(3), caplog, tmp_path) == [
+        "argument 'width' of Forgets is not among its hparams; call self.save_hyperparameters() in __init__, or give "
+        "NaNCapture(factory='package.module:function') a function that builds the module"
+    ]
+
+
+def test_a_missing_argument_is_named_in_the_replay_too(tmp_path):
+    """The bundle remembers what could not be written."""
+    bundle = capture_one(Forgets(3), batches(), tmp_path)
+    result, _ = replayed(bundle)
+    assert result.verdict == "error"
+    assert "argument 'width' of Forgets is not among its hparams" in result.reason
+
+
+def test_a_local_class_is_reported_before_training(tmp_path, caplog):
+    """No import finds it."""
+
+    class Local(Net):
+        pass
+
+    (said,) = warnings_of(Local(), caplog, tmp_path)
+    name = "test_a_local_class_is_reported_before_training.<locals>.Local"
+    assert said == (
+        f"the module's class cannot be found again: {name} is defined inside of a function, so no import finds it"
+    )
+
+
+def test_a_class_of_a_notebook_is_reported_before_training(tmp_path, caplog, monkeypatch):
+    """It was typed in, so no file holds it."""
+
+    notebook = types.ModuleType("__main__")
+    vars(notebook)["Net"] = Net
+    exec("class Cell(Net):\n    pass", vars(notebook))
+    monkeypatch.setitem(sys.modules, "__main__", notebook)
+    (said,) = warnings_of(notebook.Cell(), caplog, tmp_path)
+    assert said == (
+        "the module's class cannot be found again: Cell is defined in an interactive session, so no file holds it"
+    )
+
+
+def make_unwritable() -> Any:
+    """The factory of the tests."""
+    return Typed(functools.partial(max, 1))
+
+
+not_callable = 3
+
+
+def test_a_factory_replaces_arguments(tmp_path, caplog):
+    """Nothing is said then, and the replay builds the module with it."""
+    module = Typed(lambda x: x)
+    bundle = capture_one(module, batches(), tmp_path, factory="test_arguments:make_unwritable")
+    assert "without help" not in caplog.text
+    assert isinstance(rebuilt(bundle).value, functools.partial)
+    assert replayed(bundle)[0].verdict == "nonfinite"
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("no_colon", "NaNCapture(factory=...): expected 'package.module:function', came 'no_colon'"),
+        ("no_module_of_this:name", "NaNCapture(factory='no_module_of_this:name'): No module named 'no_module_of_this'"),
+        (
+            "test_arguments:nothing",
+            "NaNCapture(factory='test_arguments:nothing'): module 'test_arguments' has no attribute 'nothing'",
+        ),
+        (
+            "test_arguments:not_callable",
+            "NaNCapture(factory='test_arguments:not_callable'): expected a function, came 3",
+        ),
+    ],
+)
+def test_a_factory_that_is_none_ends_the_run_before_it_begins(factory, message, tmp_path):
+    """It names what is wrong."""
+    with pytest.raises(CaptureError, match=f"^{re.escape(message)}$"):
+        fit(Net(), batches(), NaNCapture(tmp_path, factory=factory))
+
+
+class Defaults(Net):
+    """Leaves a thing without a form out, and has a default for it."""
+
+    def __init__(self, width: int = 3, hook: Any = None) -> None:
+        super().__init__()
+        self.save_hyperparameters(ignore=["hook"])
+
+
+def test_an_ignored_argument_with_a_default_is_no_problem(tmp_path, caplog):
+    """The remedy in the message works."""
+    assert warnings_of(Defaults(hook=lambda: None), caplog, tmp_path) == []
+    assert rebuilt(capture_one(Defaults(hook=lambda: None), batches(), tmp_path)).hparams == {"width": 3}

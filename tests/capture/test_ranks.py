@@ -1,0 +1,234 @@
+"""Several ranks: one of them goes bad, all of them act together, and none waits for ever."""
+
+import dataclasses
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+from torch import nn
+from training import Net, batches, bundles_in, capture_one, fit
+
+from pytest_nancapture import NaNCapture, find_bundles, replay
+from pytest_nancapture.bundle.bundle import Bundle
+from pytest_nancapture.capture import export
+from pytest_nancapture.errors import CaptureError
+
+SCRIPT = Path(__file__).with_name("ddp_run.py")
+SECONDS = 120
+BAD, BATCHES = 4, 8
+FAULTS = ["loss", "gradient", "loss_only", "buffer", "late_buffer"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenario:
+    """One run: what goes bad where, and what is wanted then."""
+
+    guilty: int = 1
+    fault: str = "gradient"
+    on_capture: str = "raise"
+    accumulate: int = 1
+    unused: bool = False
+    break_writing: bool = False
+    confirm: int = 1
+    bad: int = BAD
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """How it ended on each rank, and where its bundles are."""
+
+    scenario: Scenario
+    folder: Path
+    ranks: list[dict[str, Any]]
+
+
+def start(folder: Path, ranks: int, scenarios: list[Scenario], seconds: float) -> tuple[int, str, str]:
+    """Run the script to its end, or until its time is over: then all of it is ended, and the test fails."""
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        str(folder),
+        str(ranks),
+        json.dumps(list(map(dataclasses.asdict, scenarios))),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )
+    try:
+        output, errors = run.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(run.pid, signal.SIGKILL)
+        output, errors = run.communicate()
+        pytest.fail(f"the ranks wait for each other; they had told:\n{output}\n{errors}")
+    return run.returncode, output, errors
+
+
+def runs_of(folder: Path, ranks: int, scenarios: list[Scenario], seconds: float = SECONDS) -> list[Run]:
+    """One after the other, in the same processes; and one more at the end, whose error ends them."""
+    code, output, errors = start(folder, ranks, [*scenarios, UNCAUGHT], seconds)
+    assert code != 0
+    assert errors.count("pytest_nancapture.errors.NonFiniteError: step 4: ") >= ranks, errors
+    assert bundles_in(folder / str(len(scenarios))) == ["step-000004-rank-1"]
+    ends = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    ends.sort(key=lambda end: (end["scenario"], end["rank"]))
+    return [
+        Run(scenario, folder / str(number), [end for end in ends if end["scenario"] == number])
+        for number, scenario in enumerate(scenarios)
+    ]
+
+
+def check(run: Run, ranks: int) -> None:
+    """What must hold of every run, whatever its scenario."""
+    scenario, ends = run.scenario, run.ranks
+    step = scenario.bad // scenario.accumulate
+    # A buffer that a hook spoils after the update is this rank's secret until the next step.
+    acts_at = min(step + (scenario.fault == "late_buffer"), BATCHES)
+    assert [end["rank"] for end in ends] == list(range(ranks))
+    assert [end["finite"] for end in ends] == [True] * ranks
+    assert len({end["weights"] for end in ends}) == 1
+    expected = {"skip": BATCHES // scenario.accumulate, "stop": acts_at + 1, "raise": acts_at}[scenario.on_capture]
+    assert [end["step"] for end in ends] == [expected] * ranks
+    if scenario.break_writing:
+        assert bundles_in(run.folder) == []
+        assert any("No space left on device" in line for line in ends[scenario.guilty]["log"])
+    else:
+        assert bundles_in(run.folder) == [f"step-{step:06d}-rank-{scenario.guilty}"]
+        bundle = Bundle.open(find_bundles(run.folder)[0])
+        bundle.verify()
+        trainer = bundle.manifest.trainer
+        assert (trainer.rank, trainer.world_size, bundle.fault.batch_idx) == (scenario.guilty, ranks, scenario.bad)
+    if scenario.guilty:
+        assert f"nancapture: step {step}: not finite on rank {scenario.guilty}" in ends[0]["log"]
+    for end in ends:
+        if scenario.on_capture != "raise":
+            assert end["error"] is None
+        elif end["rank"] == scenario.guilty:
+            assert end["error"].startswith(f"step {step}: ")
+            assert bool(end["bundle"]) == (not scenario.break_writing)
+        else:
+            assert f"; the fault is that of rank {scenario.guilty}, and so is the bundle; " in end["error"]
+            assert end["bundle"] is None
+
+
+TWO = [
+    Scenario(guilty=1, fault="gradient", on_capture="raise"),
+    Scenario(guilty=0, fault="gradient", on_capture="stop"),
+    Scenario(guilty=1, fault="loss", on_capture="skip"),
+    Scenario(guilty=0, fault="loss", on_capture="raise", accumulate=2),
+    Scenario(guilty=1, fault="gradient", on_capture="skip", accumulate=2),
+    Scenario(guilty=1, fault="loss_only", on_capture="stop"),
+    Scenario(guilty=0, fault="loss_only", on_capture="skip", unused=True),
+    Scenario(guilty=1, fault="buffer", on_capture="raise"),
+    Scenario(guilty=1, fault="late_buffer", on_capture="raise"),
+    Scenario(guilty=1, fault="late_buffer", on_capture="skip"),
+    Scenario(guilty=1, fault="late_buffer", on_capture="raise", bad=BATCHES - 1),
+    Scenario(guilty=1, fault="gradient", on_capture="raise", unused=True),
+    Scenario(guilty=1, fault="gradient", on_capture="raise", break_writing=True),
+    Scenario(guilty=0, fault="gradient", on_capture="skip", break_writing=True),
+    Scenario(guilty=1, fault="gradient", on_capture="stop", confirm=0),
+]
+THREE = [
+    Scenario(guilty=2, fault="gradient", on_capture="raise"),
+    Scenario(guilty=1, fault="loss", on_capture="skip", accumulate=2),
+    Scenario(guilty=2, fault="buffer", on_capture="stop"),
+]
+UNCAUGHT = Scenario(guilty=1)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    return runs_of(tmp_path_factory.mktemp("two"), 2, TWO)
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    return runs_of(tmp_path_factory.mktemp("three"), 3, THREE)
+
+
+def name(scenario: Scenario) -> str:
+    flags = [field for field in ("unused", "break_writing") if getattr(scenario, field)]
+    parts = [scenario.fault, f"rank{scenario.guilty}", scenario.on_capture, f"x{scenario.accumulate}", *flags]
+    parts += ["unconfirmed"] if not scenario.confirm else []
+    return "-".join([*parts, *(["last"] if scenario.bad == BATCHES - 1 else [])])
+
+
+@pytest.mark.parametrize("number", range(len(TWO)), ids=[name(scenario) for scenario in TWO])
+def test_two_ranks_act_together(number, two):
+    """The guilty one writes its bundle, the others none; all end at the same step with the same good weights."""
+    check(two[number], 2)
+
+
+@pytest.mark.parametrize("number", range(len(THREE)), ids=[name(scenario) for scenario in THREE])
+def test_three_ranks_act_together(number, three):
+    """Also where the guilty one is the last, or in the middle."""
+    check(three[number], 3)
+
+
+def test_a_ranks_bundle_is_red_in_one_process(two, monkeypatch):
+    """With a note that says where it was captured."""
+    monkeypatch.chdir(Path(__file__).parents[2])
+    (path,) = find_bundles(two[0].folder)
+    result = replay(path)
+    assert (result.verdict, result.nonfinite) == ("nonfinite", ("gradient out.bias",))
+    assert "captured on rank 1 of 2, replayed on one device" in result.notes
+    assert Bundle.open(path).fault.reproduced.runs == 1
+
+
+class Synchronised(Net):
+    """In one process it works on its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(3, 3), nn.SyncBatchNorm(3))
+
+
+def test_synchronised_statistics_are_said_not_to_have_been_local(tmp_path, monkeypatch):
+    """In the bundle, and in the notes of the replay. It needs GPUs to run, so here the ranks are pretended."""
+    monkeypatch.setattr(export.Capture, "_is_synchronized", lambda _, module: isinstance(module, nn.SyncBatchNorm))
+    bundle = capture_one(Synchronised(), batches(), tmp_path)
+    assert bundle.manifest.module.synchronized == ("layer.1",)
+    assert replay(bundle).notes == (
+        "the statistics of layer.1 were taken over all ranks, here over this rank's batch alone",
+    )
+
+
+def matrix(ranks: int) -> list[Scenario]:
+    values = itertools.product(range(ranks), FAULTS, ["raise", "stop", "skip"], [1, 2], [False, True], [False, True])
+    scenarios = list(itertools.starmap(Scenario, values))
+    # DDP gives all ranks the first one's buffers at each synchronised forward, so a spoilt one has to be in the last.
+    late = {s: dataclasses.replace(s, bad=BAD + 1) for s in scenarios if s.accumulate == 2 and "buffer" in s.fault}
+    return [late.get(scenario, scenario) for scenario in scenarios]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_every_combination_ends_in_time(ranks, tmp_path, request):
+    """All ranks, faults and ways to act, with accumulation, unused parameters and a full disk."""
+    if "matrix" not in request.config.option.markexpr:
+        pytest.skip("slow: asked for with -m matrix")
+    scenarios = matrix(ranks)
+    failures = []
+    for run in runs_of(tmp_path, ranks, scenarios, seconds=2 * len(scenarios) + SECONDS):
+        try:
+            check(run, ranks)
+        except AssertionError as error:
+            failures.append(f"{name(run.scenario)}: {error}")
+    assert failures == []
+
+
+@pytest.mark.parametrize("strategy", ["FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy"])
+def test_a_sharding_strategy_is_refused_before_training(strategy, tmp_path):
+    """With the reason, and what to use."""
+    made = type(strategy, (pl.strategies.SingleDeviceStrategy,), {})
+    message = f"NaNCapture cannot capture under {strategy}: no rank holds the whole module; use DDP or one device"
+    with pytest.raises(CaptureError, match=f"^{re.escape(message)}$"):
+        fit(Net(), batches(), NaNCapture(tmp_path), strategy=made("cpu"), accelerator="auto")
