@@ -60,7 +60,7 @@ VALUES = [
 ]
 
 
-@pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:30])
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: getattr(value, "__name__", repr(value)[:30]))
 def test_an_argument_comes_back_as_it_was(value, tmp_path, caplog):
     """With its type, and nothing is said about it."""
     bundle = capture_one(Typed(value), batches(), tmp_path)
