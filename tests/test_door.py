@@ -8,7 +8,11 @@ import pytest
 
 import pytest_nancapture
 
-LOOK = "import json, sys; {}; print(json.dumps(sorted({{'torch', 'lightning', 'numpy', 'safetensors'}} & set(sys.modules))))"
+LOOK = """
+import json, sys
+{}
+print(json.dumps(sorted({{"torch", "lightning", "numpy", "safetensors"}} & set(sys.modules))))
+"""
 
 
 def heavy_modules_after(statement: str) -> list[str]:

@@ -183,7 +183,7 @@ class Encoder:
             node["dtype"] = array.dtype.str
             array = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
             node["shape"] = list(np.shape(value))
-        elif array.dtype.kind not in _NUMPY_AS_TORCH or array.dtype.itemsize > 16 or array.dtype == np.longdouble:
+        elif array.dtype.kind not in _NUMPY_AS_TORCH or array.dtype.char in "gG":  # long doubles
             raise self._error(where, f"a numpy array of dtype {array.dtype} cannot be written")
         # A copy: torch refuses what is read-only, swapped in byte order or strided backwards.
         self.tensors[name] = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C", copy=True))

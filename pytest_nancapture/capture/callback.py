@@ -35,6 +35,8 @@ class NaNCapture(Callback):
         confirm: how often a captured step is rerun in place, to see whether its fault comes back; 0 for not at all.
         optimizer_history: keep a copy of weights and optimizer state from before each update, so that a fault that is
             born in the update itself can be captured. Costs that copy at every step, and its memory.
+        trace: name the culprit when a fault was confirmed, by one more rerun that follows its operations; not made
+            where it would take more than a minute.
 
     Raises:
         CaptureError: an argument is not what is expected.
@@ -52,6 +54,7 @@ class NaNCapture(Callback):
         factory: str | None = None,
         confirm: int = 1,
         optimizer_history: bool = False,
+        trace: bool = True,
     ) -> None:
         super().__init__()
         if on_capture not in get_args(OnCapture):
@@ -65,6 +68,7 @@ class NaNCapture(Callback):
             max_bundles=max_bundles,
             confirm=confirm,
             optimizer_history=bool(optimizer_history),
+            trace=bool(trace),
         )
         self._factory = factory
         self._watch: Watch | None = None

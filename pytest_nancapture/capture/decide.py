@@ -7,11 +7,15 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from pytest_nancapture.bundle.manifest import Reproduced
 from pytest_nancapture.capture.finding import Finding
 from pytest_nancapture.capture.ranks import Ranks
 from pytest_nancapture.capture.rerun import Outcome
+
+if TYPE_CHECKING:
+    from pytest_nancapture.replay.result import Culprit
 
 log = logging.getLogger("pytest_nancapture")
 
@@ -38,12 +42,16 @@ class Decision:
         finding: this rank's; where its gradients were mixed with other ranks', those of the rerun, which are its own.
         guilty: position of the guilty micro-batch in this rank's window.
         reproduced: how often it came back.
+        seconds: how long a rerun takes; None where none was made, or it did not come back.
+        culprit: what is to blame, once that is known.
     """
 
     blamed: tuple[int, ...]
     finding: Finding
     guilty: int
     reproduced: Reproduced
+    seconds: float | None = None
+    culprit: Culprit | None = None
 
 
 def decide(
@@ -87,6 +95,7 @@ def decide(
         finding=finding,
         guilty=next(iter([*finding.bad_losses, *positions, batches - 1])),
         reproduced=Reproduced(runs=len(seen), of=len(done)) if confirm else Reproduced(),
+        seconds=max(outcome.seconds for outcome in done) if done and (seen or ranks.count > 1) else None,
     )
 
 

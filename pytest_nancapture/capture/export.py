@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -31,6 +31,9 @@ from pytest_nancapture.capture.finding import Finding
 from pytest_nancapture.capture.instant import Window
 from pytest_nancapture.capture.recipe import Recipe
 
+if TYPE_CHECKING:
+    from pytest_nancapture.replay.result import Culprit
+
 
 @dataclass(frozen=True, kw_only=True)
 class Capture:
@@ -52,6 +55,7 @@ class Capture:
     guilty: int
     target: int
     reproduced: Reproduced
+    culprit: Culprit | None = None
     attributes: Mapping[tuple[str, str], Any]
     buffers: BufferWatch
     changed_before_copy: tuple[str, ...] = ()
@@ -122,6 +126,7 @@ class Capture:
             epoch=counters["epoch"],
             batch_idx=self.window.batches[self.guilty].batch_idx,
             reproduced=self.reproduced,
+            culprit=asdict(self.culprit) if self.culprit is not None else None,
             losses=finding.losses,
             gradients=finding.gradients,
             buffers=finding.buffers,

@@ -104,3 +104,12 @@ def note_backward(loss: Tensor, losses: list[Tensor]) -> None:
 def _text(losses: list[Tensor]) -> str:
     """A micro-batch's losses added up, to six digits."""
     return f"{sum(loss.detach().double().sum().item() for loss in losses):.6g}" if losses else ""
+
+
+def surfaces_in(finding: Finding) -> Literal["forward", "backward", "optimizer"]:
+    """The phase of the step, as far as the symptoms tell."""
+    if finding.bad_losses:
+        return "forward"
+    if finding.gradients.nonfinite:
+        return "backward"
+    return "optimizer" if finding.weights else "forward"

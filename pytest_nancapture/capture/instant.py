@@ -52,11 +52,13 @@ class KeptBatch:
             return cls(batch_idx, rng, problem=UnwritableValueError("batch", what, REMEDY))
         return cls(batch_idx, rng, tree, tensors)
 
-    def fresh(self) -> Any:
-        """The batch again, of tensors that nobody else holds."""
-        return Decoder({name: copy_of(tensor) for name, tensor in self.tensors.items()}, LiveResolver()).decode(
-            self.tree
-        )
+    def copies(self) -> dict[str, Tensor]:
+        """Its tensors, by name, that nobody else holds."""
+        return {name: copy_of(tensor) for name, tensor in self.tensors.items()}
+
+    def batch_of(self, tensors: Mapping[str, Tensor]) -> Any:
+        """The batch again, made of `tensors`."""
+        return Decoder(tensors, LiveResolver()).decode(self.tree)
 
 
 @dataclass

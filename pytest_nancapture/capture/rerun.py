@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,11 +19,15 @@ from pytest_nancapture.bundle.names import buffers, unique_parameters
 from pytest_nancapture.capture.buffers import not_finite
 from pytest_nancapture.capture.check import all_finite, is_finite
 from pytest_nancapture.capture.environment import package_of
-from pytest_nancapture.capture.finding import Finding, look, note_backward
+from pytest_nancapture.capture.finding import Finding, look, note_backward, surfaces_in
 from pytest_nancapture.capture.instant import KeptBatch, Window
 from pytest_nancapture.capture.preserve import preserved
 from pytest_nancapture.capture.silence import silent_logger
 from pytest_nancapture.capture.wraps import last_hook
+
+if TYPE_CHECKING:
+    from pytest_nancapture.diagnose.trace import Trace
+    from pytest_nancapture.replay.result import Culprit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +38,15 @@ class Outcome:
         finding: at the optimizer step that was guilty in training.
         guilty: position in the window of the first micro-batch after which something was not finite; None if none was.
         raw_bad: gradients were not finite right after backward, before any hook.
+        seconds: how long it took.
+        culprit: what is to blame, if the operations were followed.
     """
 
     finding: Finding
     guilty: int | None
     raw_bad: bool
+    seconds: float
+    culprit: Culprit | None = None
 
     @property
     def dropped(self) -> bool:
@@ -61,6 +70,7 @@ class Rerun:
     Attributes:
         target: which optimizer step of the window is the guilty one, counted from 0.
         original: gives the module's own hook by name, without the watch's wrapper around it.
+        trace: follows the operations, if a culprit is wanted.
     """
 
     trainer: Any
@@ -69,6 +79,7 @@ class Rerun:
     optimizer: Any
     target: int
     original: Callable[[str], Callable[..., Any]]
+    trace: Trace | None = None
     losses: list[list[Tensor]] = field(default_factory=list)
     raw_bad: bool = False
     guilty: int | None = None
@@ -84,6 +95,7 @@ class Rerun:
         Raises:
             Exception: whatever the user's step raises.
         """
+        start = time.perf_counter()
         self.bad_before = frozenset(not_finite(self.window.tensors))
         self.is_last_batch = self.trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
         with preserved(self.trainer, self.module, updates=self.target > 0), self._quiet(), self._unscaled():
@@ -94,15 +106,21 @@ class Rerun:
             for position, state in self.window.states.items():
                 # A copy: what is loaded becomes the optimizer's own, to write into.
                 self.trainer.optimizers[position].load_state_dict(copy.deepcopy(state))
-            if self.window.reevaluates and self.target:
-                self._reevaluate()
-            else:
-                for batch in self.window.batches:
-                    self._micro_batch(batch)
-            if self.finding is None:
-                self.judge()
-        assert self.finding is not None
-        return Outcome(finding=self.finding, guilty=self.guilty, raw_bad=self.raw_bad)
+            with self._traced():
+                self._steps()
+            assert self.finding is not None
+            culprit = self._blame(self.finding) if self.trace is not None else None
+        seconds = time.perf_counter() - start
+        return Outcome(finding=self.finding, guilty=self.guilty, raw_bad=self.raw_bad, seconds=seconds, culprit=culprit)
+
+    def _steps(self) -> None:
+        if self.window.reevaluates and self.target:
+            self._reevaluate()
+        else:
+            for batch in self.window.batches:
+                self._micro_batch(batch)
+        if self.finding is None:
+            self.judge()
 
     def arrive(self) -> bool:
         """An optimizer is about to step; True where this is the step to judge, and it must not be made."""
@@ -133,7 +151,8 @@ class Rerun:
         """Look at what the guilty optimizer step is about to use."""
         if self.module.automatic_optimization:
             self._run_last_hooks()
-        self.finding = look(self.module, self.losses, parameters_of(self.optimizer), self._buffers())
+        with self._unseen():
+            self.finding = look(self.module, self.losses, parameters_of(self.optimizer), self._buffers())
         if self.finding.found_in and self.guilty is None:
             self.guilty = len(self.losses) - 1
 
@@ -162,9 +181,13 @@ class Rerun:
         loop.batch_progress.current.ready = kept.batch_idx + 1
         loop.batch_progress.total.ready = self.window.counters["total_batch_idx"] + position + 1
         loop.batch_progress.is_last_batch = self.is_last_batch and kept is self.window.batches[-1]
-        batch = kept.fresh()
-        self.losses.append([])
-        kept.rng.restore()
+        with self._unseen():
+            tensors = kept.copies()
+            batch = kept.batch_of(tensors)
+            self.losses.append([])
+            kept.rng.restore()
+        if self.trace is not None:
+            self.trace.expect(tensors)
         self.original("on_train_batch_start")(batch, kept.batch_idx)
         arguments: Mapping[str, Any] = loop._build_kwargs(OrderedDict(), batch, kept.batch_idx)
         with trainer.precision_plugin.train_step_context():
@@ -184,12 +207,35 @@ class Rerun:
         self.module.on_after_backward()
 
     def _on_after_backward(self, original: Callable[[], Any]) -> Any:
-        self.raw_bad = self.raw_bad or not all_finite(gradients_of(self.module))
+        with self._unseen():
+            self.raw_bad = self.raw_bad or not all_finite(gradients_of(self.module))
         return original()
 
     def _finite(self) -> bool:
-        tensors = [*gradients_of(self.module), *self._buffers().values()]
-        return all(map(is_finite, self.losses[-1])) and all_finite(tensors)
+        with self._unseen():
+            tensors = [*gradients_of(self.module), *self._buffers().values()]
+            return all(map(is_finite, self.losses[-1])) and all_finite(tensors)
+
+    @contextmanager
+    def _traced(self) -> Iterator[None]:
+        if self.trace is None:
+            yield
+            return
+        from pytest_nancapture.diagnose.trace import traced
+
+        with traced(self.trace):
+            self.trace.start()
+            yield
+
+    def _unseen(self) -> AbstractContextManager[None]:
+        """What the rerun does for itself is no part of the step."""
+        return self.trace.paused() if self.trace is not None else nullcontext()
+
+    def _blame(self, finding: Finding) -> Culprit | None:
+        from pytest_nancapture.diagnose.blame import blame, symptoms
+
+        assert self.trace is not None
+        return blame(self.trace, symptoms(self.module, finding, self.losses), surfaces_in(finding))
 
     @contextmanager
     def _quiet(self) -> Iterator[None]:

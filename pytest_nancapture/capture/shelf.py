@@ -75,7 +75,8 @@ class Shelf:
 
 def _signature(fault: Fault) -> Any:
     """What two faults have in common when they are taken for the same."""
-    return (fault.kind, fault.found_in, fault.gradients.nonfinite, fault.buffers, fault.weights)
+    culprit = tuple((fault.culprit or {}).get(name) for name in ("op", "file", "line"))
+    return (fault.kind, fault.found_in, fault.gradients.nonfinite, fault.buffers, fault.weights, culprit)
 
 
 def _count(path: Path) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -28,7 +28,16 @@ from pytest_nancapture.capture.rerun import Outcome, Rerun, parameters_of
 from pytest_nancapture.capture.shelf import Shelf
 from pytest_nancapture.capture.wraps import Wraps, is_inherited, last_hook
 
+if TYPE_CHECKING:
+    from pytest_nancapture.diagnose.trace import Trace
+    from pytest_nancapture.replay.result import Culprit
+
 log = logging.getLogger("pytest_nancapture")
+
+_SLOWER = 15
+"""Times that a traced rerun may take of a plain one."""
+_TRACE_SECONDS = 60
+"""A run is not held up for longer than this to name the culprit; a replay will name it too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +49,7 @@ class Settings:
     max_bundles: int
     confirm: int
     optimizer_history: bool
+    trace: bool
 
 
 class DropStep(Exception):  # noqa: N818, no error: it leaves the optimizer's closure so that the update is not made
@@ -195,8 +205,30 @@ class Watch:
             rerun=lambda: self._rerun_once(window, optimizer, target) if is_kept else None,
         )
         if decision is not None:
-            self._capture(window, target, decision)
+            culprit = self._culprit(window, optimizer, target, decision) if is_kept else None
+            self._capture(window, target, dataclasses.replace(decision, culprit=culprit))
             raise DropStep
+
+    def _culprit(self, window: Window, optimizer: Any, target: int, decision: Decision) -> Culprit | None:
+        """Follow the operations of one more rerun; every rank does, since the user's step may speak to the others."""
+        is_wanted = self._settings.trace and self._settings.confirm > 0
+        worth_it = is_wanted and decision.seconds is not None and decision.seconds * _SLOWER < _TRACE_SECONDS
+        if self._ranks.any(not worth_it):
+            return None
+        from pytest_nancapture.diagnose.source import package_folder
+        from pytest_nancapture.diagnose.trace import Trace
+        from pytest_nancapture.replay.given import given_fault
+
+        batch = {name: tensor for kept in window.batches for name, tensor in kept.tensors.items()}
+        trace = Trace(self._module, {}, package_folder(self._module))
+        outcome = self._rerun_once(window, optimizer, target, trace)
+        culprit = outcome.culprit if outcome is not None else None
+        bad = self._bad_before(window)
+        weights = {name: value for name, value in self._weights(window).items() if name in bad}
+        given = given_fault(weights, batch)
+        if culprit is not None and given is not None and culprit.phase == given.phase:
+            return given
+        return culprit
 
     def _check_after(self, window: Window) -> None:
         """Look at what was written since the last look: buffers by hooks, and weights by an update with a history."""
@@ -231,8 +263,8 @@ class Watch:
             window.restore_tensors(self._module)
             self._reaction.owe(captured(window, decision, path, dropped=False))
 
-    def _rerun_once(self, window: Window, optimizer: Any, target: int) -> Outcome | None:
-        self._rerun = Rerun(self._trainer, self._module, window, optimizer, target, self._wraps.original)
+    def _rerun_once(self, window: Window, optimizer: Any, target: int, trace: Trace | None = None) -> Outcome | None:
+        self._rerun = Rerun(self._trainer, self._module, window, optimizer, target, self._wraps.original, trace)
         try:
             return self._rerun.run()
         except Exception as error:  # the user's step may raise anything; the capture goes on without its confirmation
@@ -268,6 +300,8 @@ class Watch:
         log.warning(
             "%snancapture: step %d: %s", self._reaction.new_line, window.counters["global_step"], finding.summary
         )
+        if decision.culprit is not None:
+            log.warning("nancapture: culprit  %s", culprit_line(decision.culprit))
         if bad_before and finding.weights == bad_before:
             log.warning("nancapture: %s", self._keeper.whose_weights())
         states: list[Any] | None = None
@@ -284,6 +318,7 @@ class Watch:
             guilty=decision.guilty,
             target=target,
             reproduced=decision.reproduced,
+            culprit=decision.culprit,
             attributes=self._keeper.attributes.changed(window.attributes),
             buffers=self._buffers,
             changed_before_copy=tuple(sorted(self._keeper.moved())),
@@ -293,8 +328,12 @@ class Watch:
 
     def _bad_before(self, window: Window) -> tuple[str, ...]:
         """Weights that were not finite at the instant."""
+        return tuple(name for name, value in self._weights(window).items() if not is_finite(value))
+
+    def _weights(self, window: Window) -> dict[str, Tensor]:
+        """Parameters as of the instant."""
         now = {name: parameter.detach() for name, parameter in unique_parameters(self._module)}
-        return tuple(name for name, value in now.items() if not is_finite(window.tensors.get(name, value)))
+        return {name: window.tensors.get(name, value) for name, value in now.items()}
 
     @property
     def _scaler(self) -> Any:
@@ -305,6 +344,14 @@ class Watch:
         scaler = self._scaler
         if scaler is not None and scaler._scale is not None:
             scaler.update(scaler.get_scale())
+
+
+def culprit_line(culprit: Culprit) -> str:
+    """As in the log: ``mean_loss = loss / count   train.py:42   aten.div (division by zero ...)``."""
+    place = f"{culprit.file}:{culprit.line}" if culprit.file else ""
+    op = ".".join(culprit.op.split(".")[:2])
+    why = f"({culprit.explanation})" if op and culprit.explanation else culprit.explanation
+    return "   ".join(part for part in (culprit.source, place, f"{op} {why}".strip()) if part)
 
 
 def captured(window: Window, decision: Decision, path: Path | None, *, dropped: bool) -> Captured:

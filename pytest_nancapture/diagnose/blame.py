@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from pytest_nancapture.bundle.names import buffers, unique_parameters
+from pytest_nancapture.bundle.references import repository_root
+from pytest_nancapture.capture.finding import Finding
 from pytest_nancapture.diagnose.source import Source
 from pytest_nancapture.diagnose.trace import GivenValue, Link, Record, Trace
 from pytest_nancapture.replay.result import Culprit, Phase
@@ -15,8 +18,21 @@ from pytest_nancapture.replay.result import Culprit, Phase
 Origin = Record | GivenValue
 
 
-def blame(trace: Trace, symptoms: Iterable[Tensor], phase: Phase, root: Path | None) -> Culprit | None:
-    """The culprit of bad values that ended in `symptoms`.
+def symptoms(module: nn.Module, finding: Finding, losses: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """The bad tensors: losses, or where those are finite gradients, or else buffers and weights.
+
+    Args:
+        losses: of each micro-batch of the window.
+    """
+    bad = [loss for i in finding.bad_losses for loss in losses[i]]
+    now = dict(unique_parameters(module))
+    gradients = [gradient for name in finding.gradients.nonfinite if (gradient := now[name].grad) is not None]
+    everything = {**now, **dict(buffers(module))}
+    return bad or gradients or [everything[name] for name in (*finding.buffers, *finding.weights)]
+
+
+def blame(trace: Trace, symptoms: Iterable[Tensor], phase: Phase) -> Culprit | None:
+    """The culprit of bad values that ended in `symptoms`; file names are relative to the repository.
 
     The first cause counts: an Inf that was computed, or the NaN that a written Inf (a mask) became. What was bad before
     the step began comes before both.
@@ -24,11 +40,11 @@ def blame(trace: Trace, symptoms: Iterable[Tensor], phase: Phase, root: Path | N
     Args:
         symptoms: bad losses, or where they are finite bad gradients, buffers or weights.
         phase: where the fault surfaces, unless it was given with batch or weights.
-        root: the repository, to which file names are made relative.
 
     Returns:
         None where nothing of the trace leads to the symptoms.
     """
+    root = repository_root(Path.cwd()) or Path.cwd()
     ends = [Link(origin) for tensor in symptoms if (origin := trace.writer(tensor)) is not None]
     reached = _ancestors(ends)
     given = [hit.origin for hit in reached if isinstance(hit.origin, GivenValue) and hit.origin.kind != "constant"]

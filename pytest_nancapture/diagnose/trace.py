@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class Record:
         index: its place in the order of execution.
         op: such as ``aten.div.Tensor``.
         links: the operations, or givens, that its bad inputs came from.
-        birth: ``computed`` where all inputs were finite, ``written`` where a NaN or Inf stood in the code, ``nan``
+        birth: ``computed`` where all inputs were finite, ``written`` where an Inf stood in the code, ``nan``
             where Inf became NaN; empty where it only passed bad values on.
         fresh: of a pointwise operation, the elements that are bad though its inputs are finite there; None for all.
         forward: in a backward pass, the forward operation whose gradient this is.
@@ -101,11 +102,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """`batch`: the tensors that the step is given, by name; `package`: see :func:`user_source`."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._package = package
-        self._given = {
-            tensor.untyped_storage().data_ptr(): GivenValue("input", name)
-            for name, tensor in batch.items()
-            if tensor.layout is torch.strided
-        }
+        self._given: dict[int, GivenValue] = {}
+        self.expect(batch)
         self._module = module
         self._is_active = False
         self._writers: dict[int, Record] = {}
@@ -123,6 +121,12 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._given[tensor.untyped_storage().data_ptr()] = GivenValue("weights", path)
         self._is_active = True
         self.__enter__()  # type: ignore[no-untyped-call]
+
+    def expect(self, batch: Mapping[str, Tensor]) -> None:
+        """The tensors of a batch are given to the step, by name."""
+        for name, tensor in batch.items():
+            if tensor.layout is torch.strided:
+                self._given[tensor.untyped_storage().data_ptr()] = GivenValue("input", name)
 
     def stop(self) -> None:
         """Watch no more."""
@@ -316,8 +320,8 @@ def _fresh(output: _Look, links: list[Link]) -> Tensor | None:
 
 
 def _is_written(values: tuple[Any, Any]) -> bool:
-    """Whether NaN or Inf is among the operation's plain arguments, as in ``masked_fill(mask, float("-inf"))``."""
-    return any(isinstance(value, float) and value - value != 0 for value in tree_leaves(values))
+    """Whether Inf is among the operation's plain arguments, as in ``masked_fill(mask, float("-inf"))``."""
+    return any(isinstance(value, float) and math.isinf(value) for value in tree_leaves(values))
 
 
 def _values_of(args: Any, kwargs: Any) -> tuple[Any, Any]:

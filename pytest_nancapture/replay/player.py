@@ -141,13 +141,3 @@ class Player:
     def _unseen(self) -> AbstractContextManager[None]:
         """What the replay does for itself is no part of the step."""
         return self.trace.paused() if self.trace is not None else nullcontext()
-
-    def symptoms(self) -> list[Tensor]:
-        """The bad tensors: losses, or where those are finite gradients, or else buffers and weights."""
-        assert self.finding is not None
-        losses = [loss for i in self.finding.bad_losses for loss in self.losses[i]]
-        now = dict(unique_parameters(self.module))
-        gradients = [gradient for name in self.finding.gradients.nonfinite if (gradient := now[name].grad) is not None]
-        everything = {**now, **dict(buffers(self.module))}
-        others = [everything[name] for name in (*self.finding.buffers, *self.finding.weights)]
-        return losses or gradients or others

@@ -24,9 +24,9 @@ from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.bundle.decode import Decoder
 from pytest_nancapture.bundle.manifest import BATCH, OPTIMIZER, RNG, WEIGHTS
 from pytest_nancapture.bundle.names import submodules
-from pytest_nancapture.bundle.references import repository_root
 from pytest_nancapture.bundle.tensors import read_tensors
 from pytest_nancapture.bundle.text import some
+from pytest_nancapture.capture.finding import surfaces_in
 from pytest_nancapture.errors import BundleDamagedError, MismatchError, RebuildError
 from pytest_nancapture.replay.device import choose_device
 from pytest_nancapture.replay.given import given_fault
@@ -35,7 +35,7 @@ from pytest_nancapture.replay.player import Finished, Player
 from pytest_nancapture.replay.rebuild import build_module, check_module, materialize, resolver_for
 from pytest_nancapture.replay.result import Culprit, ReplayResult, Verdict
 from pytest_nancapture.replay.trainer import WindowLoader, build_trainer, framework_of, set_counters
-from pytest_nancapture.replay.verdict import judge, surfaces_in
+from pytest_nancapture.replay.verdict import judge
 
 if TYPE_CHECKING:
     from pytest_nancapture.capture.finding import Finding
@@ -269,11 +269,10 @@ def _traced(trace: Trace | None) -> AbstractContextManager[None]:
 
 
 def _blame(player: Player, finding: Finding) -> Culprit | None:
-    from pytest_nancapture.diagnose.blame import blame
+    from pytest_nancapture.diagnose.blame import blame, symptoms
 
     assert player.trace is not None
-    root = repository_root(Path.cwd()) or Path.cwd()
-    return blame(player.trace, player.symptoms(), surfaces_in(finding), root)
+    return blame(player.trace, symptoms(player.module, finding, player.losses), surfaces_in(finding))
 
 
 def _compile(module: Any, names: tuple[str, ...]) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pytest_nancapture.bundle.manifest import Fault
-from pytest_nancapture.capture.finding import Finding
-from pytest_nancapture.replay.result import Culprit, Phase, Verdict
+from pytest_nancapture.capture.finding import Finding, surfaces_in
+from pytest_nancapture.replay.result import Culprit, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +58,3 @@ def _names(finding: Finding) -> tuple[str, ...]:
     gradients = (f"gradient {name}" for name in finding.gradients.nonfinite)
     buffers = (f"buffer {name}" for name in finding.buffers)
     return (*loss, *gradients, *buffers, *(f"weight {name}" for name in finding.weights))
-
-
-def surfaces_in(finding: Finding) -> Phase:
-    """The phase, as far as the symptoms tell."""
-    if finding.bad_losses:
-        return "forward"
-    if finding.gradients.nonfinite:
-        return "backward"
-    return "optimizer" if finding.weights else "forward"

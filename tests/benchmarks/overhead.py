@@ -156,9 +156,8 @@ def main() -> None:
     warnings.simplefilter("ignore")
     for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    print(
-        f"{platform.machine()}, {options.threads} threads, torch {torch.__version__}, medians of {options.rounds} rounds\n"
-    )
+    machine = f"{platform.machine()}, {options.threads} threads, torch {torch.__version__}"
+    print(f"{machine}, medians of {options.rounds} rounds\n")
     print(f"| model | {' | '.join(GUARDS[1:])} | this / article |\n|---|{'---|' * len(GUARDS)}")
     for kind in options.models.split(","):
         found: dict[str, list[float]] = {guard: [] for guard in GUARDS}

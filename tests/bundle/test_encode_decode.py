@@ -381,6 +381,12 @@ def test_numpy_arrays_that_torch_does_not_take(value: np.ndarray) -> None:
     actual[...] = value
 
 
+def test_numpy_where_a_long_double_is_no_longer_than_a_double(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on some machines: numpy takes the two for equal there, and doubles are written all the same."""
+    monkeypatch.setattr(np, "longdouble", np.float64)
+    assert content(np.ones(2)) == content(through(np.ones(2)))
+
+
 @pytest.mark.parametrize("value", OBJECTS, ids=lambda value: type(value).__name__)
 def test_objects(value: Any) -> None:
     """Attributes, slots (private ones too) and items, in the very class."""
@@ -553,6 +559,7 @@ class Holder:
         (lambda: np.array([object()]), "['x'][1]", "a numpy array of dtype object cannot be written"),
         (lambda: np.zeros(1, "i4,f4"), "['x'][1]", "a numpy array of dtype [('f0', '<i4'), ('f1', '<f4')] cannot be"),
         (lambda: np.longdouble(1), "['x'][1]", "a numpy array of dtype"),
+        (lambda: np.ones(2, np.clongdouble), "['x'][1]", "a numpy array of dtype"),
         (lambda: np.ma.masked_array([1, 2], [0, 1]), "['x'][1]", "a MaskedArray, which is more than a numpy array,"),
         (lambda: np.ones((1, 1)).view(np.matrix), "['x'][1]", "a matrix, which is more than a numpy array, cannot be"),
         (lambda: torch.ones(1, device="meta"), "['x'][1]", "it is on the meta device and has no values"),

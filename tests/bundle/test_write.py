@@ -269,6 +269,12 @@ def test_folders_of_writers_that_may_be_at_work(tmp_path: Path, owner: str) -> N
     assert [other, path] == sorted(tmp_path.iterdir())
 
 
+def test_a_number_that_no_process_can_have(tmp_path: Path) -> None:
+    """Is nobody's, and keeps no bundle from being written."""
+    (tmp_path / f".{NAME}.{module._HOST}-{'9' * 30}.abc.tmp").mkdir()
+    assert [write(tmp_path)] == list(tmp_path.iterdir())
+
+
 def test_write_text(tmp_path: Path) -> None:
     """Lines end alike on every system, so that hashes and diffs do."""
     write_text(tmp_path / "x", "ü\n")

@@ -44,7 +44,7 @@ def test_a_bundle_says_how_often_its_fault_came_back(confirm, bad_calls, expecte
     """Of so many reruns as were asked for."""
     monkeypatch.setattr(Transient, "calls", 0)
     monkeypatch.setattr(Transient, "bad_calls", tuple(bad_calls))
-    bundle = capture_one(Transient(), batches(bad=[]), tmp_path, confirm=confirm)
+    bundle = capture_one(Transient(), batches(bad=[]), tmp_path, confirm=confirm, trace=False)
     assert (bundle.fault.reproduced.runs, bundle.fault.reproduced.of) == expected
     assert Transient.calls == 5 + confirm
 

@@ -133,7 +133,7 @@ def test_a_rerun_reads_the_global_step_of_the_instant(tmp_path):
             seen.append(self.global_step)
             super().training_step(batch, batch_idx)
 
-    capture = NaNCapture(tmp_path, on_capture="skip")
+    capture = NaNCapture(tmp_path, on_capture="skip", trace=False)
     fit(Notes(), batches(bad=[2]), capture)
     assert seen == [0, 2, 4, 4, 6, 8, 10]
 

@@ -86,7 +86,9 @@ def fit(module: pl.LightningModule, data: Iterable[Any], capture: NaNCapture | N
 
 def capture_one(module: pl.LightningModule, data: Iterable[Any], folder: Any, **kwargs: Any) -> Bundle:
     """Train until the fault is raised, and open the one bundle that must be there."""
-    options = {name: kwargs.pop(name) for name in ("confirm", "optimizer_history", "factory") if name in kwargs}
+    options = {
+        name: kwargs.pop(name) for name in ("confirm", "optimizer_history", "factory", "trace") if name in kwargs
+    }
     try:
         fit(module, data, NaNCapture(folder, **options), **kwargs)
     except NonFiniteError:
