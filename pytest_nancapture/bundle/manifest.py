@@ -175,9 +175,16 @@ class RngRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerRecord:
-    """Optimizer state before the update, one tree per optimizer, as ``state_dict()`` gives it."""
+    """Optimizer state before the update.
+
+    Attributes:
+        states: one tree per optimizer, as ``state_dict()`` gives it.
+        constant: per optimizer and parameter group, the hyperparameters that had not changed since fit began: they are
+            code, and a replay takes today's.
+    """
 
     states: tuple[Any, ...]
+    constant: tuple[tuple[tuple[str, ...], ...], ...] = ()
     layouts: Layouts = field(default_factory=dict)
 
 

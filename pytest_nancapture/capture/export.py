@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from pytest_nancapture.capture.buffers import BufferWatch
 from pytest_nancapture.capture.environment import code_of, environment, package_of
 from pytest_nancapture.capture.finding import Finding
 from pytest_nancapture.capture.instant import Window
+from pytest_nancapture.capture.keeper import constant_hyperparameters
 from pytest_nancapture.capture.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Capture:
         buffers: what they were when fit began.
         changed_before_copy: weights that the step had written before they could be copied.
         optimizer_states: before the update; None where a replay does not need them.
+        hyperparameters: of each optimizer's parameter groups, when fit began.
     """
 
     trainer: Any
@@ -60,6 +62,7 @@ class Capture:
     buffers: BufferWatch
     changed_before_copy: tuple[str, ...] = ()
     optimizer_states: list[Any] | None = None
+    hyperparameters: Sequence[list[dict[str, Any]]] = ()
 
     def write(self, dirpath: Path, fault: Fault) -> Path:
         """Write the bundle and return its folder.
@@ -77,7 +80,9 @@ class Capture:
         optimizer = None
         if self.optimizer_states is not None:
             trees = [states.encode(state, str(i)) for i, state in enumerate(self.optimizer_states)]
-            optimizer = OptimizerRecord(states=tuple(trees))
+            pairs = zip(self.hyperparameters, self.optimizer_states, strict=True)
+            constant = tuple(constant_hyperparameters(first, state["param_groups"]) for first, state in pairs)
+            optimizer = OptimizerRecord(states=tuple(trees), constant=constant)
         rng = [batch.rng.encode(str(batch.batch_idx)) for batch in self.window.batches]
         manifest = Manifest(
             fault=fault,

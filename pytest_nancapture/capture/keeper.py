@@ -33,6 +33,7 @@ class Keeper:
     def __init__(self, trainer: Any, module: Any) -> None:
         self.window: Window | None = None
         self.attributes = AttributeWatch(module)
+        self.hyperparameters = [_hyperparameters(optimizer.param_groups) for optimizer in trainer.optimizers]
         self._trainer = trainer
         self._module = module
         self._own_start_hook = not is_inherited(module, "on_train_batch_start")
@@ -140,6 +141,29 @@ class Keeper:
             },
             reevaluates=any(reevaluates(optimizer) for optimizer in trainer.optimizers),
         )
+
+
+def constant_hyperparameters(first: list[dict[str, Any]], groups: list[dict[str, Any]]) -> tuple[tuple[str, ...], ...]:
+    """Per parameter group, the names of those that have not changed.
+
+    Args:
+        first: as they were when fit began.
+        groups: as they are now.
+    """
+    return tuple(
+        tuple(sorted(name for name, value in before.items() if name in now and _is_same(value, now[name])))
+        for before, now in zip(first, groups, strict=False)
+    )
+
+
+def _hyperparameters(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [copy.deepcopy({name: value for name, value in group.items() if name != "params"}) for group in groups]
+
+
+def _is_same(before: Any, now: Any) -> bool:
+    if isinstance(before, Tensor) or isinstance(now, Tensor):
+        return isinstance(before, Tensor) and isinstance(now, Tensor) and torch.equal(before, now)
+    return type(before) is type(now) and bool(before == now)
 
 
 def reevaluates(optimizer: Any) -> bool:

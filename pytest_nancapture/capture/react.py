@@ -42,6 +42,7 @@ class Reaction:
         self._ranks = ranks
         self._on_capture = on_capture
         self._owed: Captured | None = None
+        self._raised: NonFiniteError | None = None
 
     def owe(self, captured: Captured) -> None:
         """Keep a fault that this rank found alone, until the ranks speak to each other again."""
@@ -65,6 +66,15 @@ class Reaction:
             nothing = Captured(step=max(steps) - 1, blamed=blamed, summary="", path=None, dropped=False)
             self.act(owed or nothing)
 
+    def insist(self) -> None:
+        """Raise once more what the user's own code has caught: the run is not to go on.
+
+        Raises:
+            NonFiniteError: it was.
+        """
+        if self._raised is not None:
+            raise self._raised
+
     def act(self, captured: Captured) -> None:
         """Raise, stop or go on.
 
@@ -77,13 +87,14 @@ class Reaction:
             log.warning("%snancapture: step %d: not finite on rank %s", self.new_line, captured.step, blamed)
         if self._on_capture == "raise":
             where = f"bundle {shown(captured.path)}" if captured.path else "no bundle was written"
-            raise NonFiniteError(
+            self._raised = NonFiniteError(
                 f"step {captured.step}: {captured.summary or 'not finite'}; "
                 f"{where if is_mine else f'the fault is that of rank {blamed}, and so is the bundle'}; "
                 f"{'the weights' if captured.dropped else 'buffers'} are as they were before the step",
                 global_step=captured.step,
                 bundle=str(captured.path) if captured.path else None,
             )
+            raise self._raised
         if self._on_capture == "stop":
             self._trainer.should_stop = True
             # Lightning goes on until these are met, and the run cannot get better by it.

@@ -160,6 +160,7 @@ class Watch:
 
     def _on_train_batch_end(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
+        self._reaction.insist()
         window = self._keeper.window
         if window is not None and window.dropped:
             self._clean(window)
@@ -323,6 +324,7 @@ class Watch:
             buffers=self._buffers,
             changed_before_copy=tuple(sorted(self._keeper.moved())),
             optimizer_states=states,
+            hyperparameters=self._keeper.hyperparameters,
         )
         return self._shelf.put(capture)
 

@@ -88,8 +88,18 @@ class Player:
         for _, parameter in unique_parameters(self.module):
             parameter.grad = None
         if self.states is not None:
-            for optimizer, state in zip(self.module.trainer.optimizers, self.states, strict=True):
-                optimizer.load_state_dict(state)
+            self._load_states(self.states)
+
+    def _load_states(self, states: Sequence[Any]) -> None:
+        """Captured states, with today's hyperparameters where those had not changed since fit began."""
+        assert self.manifest.optimizer is not None
+        constant = self.manifest.optimizer.constant
+        for position, (optimizer, state) in enumerate(zip(self.module.trainer.optimizers, states, strict=True)):
+            today = [dict(group) for group in optimizer.param_groups]
+            optimizer.load_state_dict(state)
+            names = constant[position] if position < len(constant) else ()
+            for group, before, unchanged in zip(optimizer.param_groups, today, names, strict=False):
+                group.update((name, before[name]) for name in unchanged if name in before)
 
     def _backward(self, original: Callable[..., Any], loss: Tensor, *args: Any, **kwargs: Any) -> Any:
         note_backward(loss, self.losses[-1])

@@ -24,6 +24,7 @@ from pytest_nancapture.bundle.names import (
     volatile_buffers,
 )
 from pytest_nancapture.bundle.references import Resolver, repository_root
+from pytest_nancapture.bundle.text import some
 from pytest_nancapture.errors import MismatchError, RebuildError
 from pytest_nancapture.replay.script import load_script
 
@@ -129,6 +130,16 @@ def load_tensors(module: nn.Module, captured: Mapping[str, Tensor], resized: Col
                 now[name].data.copy_(value)
             else:
                 replace_buffer(module, name, value.clone())
+
+
+def other_dtypes(module: nn.Module, captured: Mapping[str, Tensor]) -> str:
+    """What to know where today's weights are of another dtype than the captured ones; empty where they are not."""
+    now = dict(parameters(module))
+    other = [name for name, value in captured.items() if name in now and now[name].dtype != value.dtype]
+    if not other:
+        return ""
+    before, after = (str(tensors[other[0]].dtype).removeprefix("torch.") for tensors in (captured, now))
+    return f"weights are of another dtype than at capture ({before}, now {after}): {some(other)}"
 
 
 def set_state(module: nn.Module, record: ModuleRecord, decoder: Decoder) -> None:

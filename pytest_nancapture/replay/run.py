@@ -32,7 +32,7 @@ from pytest_nancapture.replay.device import choose_device
 from pytest_nancapture.replay.given import given_fault
 from pytest_nancapture.replay.hooks import ReplayHooks
 from pytest_nancapture.replay.player import Finished, Player
-from pytest_nancapture.replay.rebuild import build_module, check_module, materialize, resolver_for
+from pytest_nancapture.replay.rebuild import build_module, check_module, materialize, other_dtypes, resolver_for
 from pytest_nancapture.replay.result import Culprit, ReplayResult, Verdict
 from pytest_nancapture.replay.trainer import WindowLoader, build_trainer, framework_of, set_counters
 from pytest_nancapture.replay.verdict import judge
@@ -122,6 +122,7 @@ class _Replay:
         finding = player.finding
         if finding is None:
             return self._without_verdict("error", "training ended before the captured step was over", notes)
+        notes = (*notes, *filter(None, [other_dtypes(player.module, self._content.weights)]))
         window = [batch.batch_idx for batch in manifest.batch.window]
         guilty = window.index(manifest.fault.batch_idx) if manifest.fault.batch_idx in window else len(window) - 1
         found = judge(finding, manifest.fault, guilty, given)
