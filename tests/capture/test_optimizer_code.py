@@ -70,5 +70,5 @@ class Casts(Net):
 def test_weights_of_another_dtype_are_told(tmp_path):
     """A script that calls ``double()`` on its module after making it does not do so in a replay."""
     bundle = capture_one(Casts().double(), batches(), tmp_path)
-    told = "weights are of another dtype than at capture (float64, now float32): layer.weight, layer.bias"
+    told = "weights are of another dtype than at capture (float64, now float32): layer.bias, layer.weight"
     assert (replay(bundle).notes, replay(bundle, module=Casts().double()).notes) == ((told,), ())
