@@ -13,7 +13,7 @@ MAY_IMPORT = {
     "bundle": {"errors"},
     "capture": {"errors", "bundle", "replay", "diagnose"},
     "replay": {"errors", "bundle", "capture", "diagnose"},
-    "diagnose": {"errors", "bundle", "replay"},
+    "diagnose": {"errors", "bundle", "capture", "replay"},
     "shrink": {"errors", "bundle", "capture", "replay", "diagnose"},
     "plugin": {"errors", "bundle", "replay", "diagnose", "__init__"},
     "cli": {"errors", "bundle", "replay", "diagnose", "shrink", "__init__"},
