@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
 
-from pytest_nancapture.bundle.names import buffers
 from pytest_nancapture.capture.check import is_finite
+from pytest_nancapture.capture.inventory import Inventory
 
 _SMALL = 2**16
 """Values; so small a buffer is looked at whether or not its version says that it was written."""
@@ -23,9 +22,9 @@ class BufferWatch:
         shapes: name -> its shape then.
     """
 
-    def __init__(self, module: Any) -> None:
-        self._module = module
-        now = dict(buffers(module))
+    def __init__(self, inventory: Inventory) -> None:
+        self._inventory = inventory
+        now = dict(inventory.buffers())
         self.first = {name: (id(buffer), buffer._version) for name, buffer in now.items()}
         self.shapes = {name: buffer.shape for name, buffer in now.items()}
         self._tolerated = {name for name, buffer in now.items() if not is_finite(buffer)}
@@ -36,9 +35,9 @@ class BufferWatch:
         """Those that a step may have written; a write through ``.data`` leaves the version as it was."""
         self._looks += 1
         if math.log2(self._looks).is_integer():
-            now = dict(buffers(self._module))
+            now = dict(self._inventory.buffers())
             self._tolerated = {name for name in self._tolerated if name in now and not is_finite(now[name])}
-        now = {name: buffer for name, buffer in buffers(self._module) if name not in self._tolerated}
+        now = {name: buffer for name, buffer in self._inventory.buffers() if name not in self._tolerated}
         self._seen = {name: (id(buffer), buffer._version) for name, buffer in now.items()}
         return {
             name: buffer
@@ -50,7 +49,7 @@ class BufferWatch:
         """Those whose version says that they were written since the last look at the suspects; seldom any."""
         return {
             name: buffer
-            for name, buffer in buffers(self._module)
+            for name, buffer in self._inventory.buffers()
             if name not in self._tolerated and self._seen.get(name) != (id(buffer), buffer._version)
         }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,13 +38,19 @@ class KeptBatch:
     problem: UnwritableValueError | None = None
 
     @classmethod
-    def keep(cls, batch: Any, batch_idx: int, device: torch.device) -> KeptBatch:
+    def keep(
+        cls,
+        batch: Any,
+        batch_idx: int,
+        device: torch.device,
+        copies: Callable[[Mapping[str, Tensor]], dict[str, Tensor]],
+    ) -> KeptBatch:
         """Copy a batch; one that has no form on disk is noted, and training goes on."""
         rng = RandomStates.take()
         encoder = Encoder(prefix=f"{batch_idx}/", device=device)
         try:
             tree = encoder.encode(batch, "batch")
-            tensors = {name: copy_of(tensor) for name, tensor in encoder.tensors.items()}
+            tensors = copies(encoder.tensors)
         except UnwritableValueError as problem:
             return cls(batch_idx, rng, problem=problem)
         except Exception as error:  # of a class of the user's, which training may never trip over

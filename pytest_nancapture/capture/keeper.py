@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_nancapture.bundle.names import buffers, parameters, submodules, unique_parameters
+from pytest_nancapture.bundle.names import parameters, unique_parameters
 from pytest_nancapture.capture.check import fingerprint
 from pytest_nancapture.capture.instant import AttributeWatch, CopyOnWrite, KeptBatch, Window, copy_of
+from pytest_nancapture.capture.inventory import Inventory
+from pytest_nancapture.capture.pool import Pool
 from pytest_nancapture.capture.wraps import is_inherited
 
 _FINGERPRINTED = 2
@@ -30,7 +32,7 @@ class Keeper:
         window: the one that is open, or closed by the last optimizer step; None before the first.
     """
 
-    def __init__(self, trainer: Any, module: Any) -> None:
+    def __init__(self, trainer: Any, module: Any, inventory: Inventory) -> None:
         self.window: Window | None = None
         self.attributes = AttributeWatch(module)
         self.hyperparameters = [_hyperparameters(optimizer.param_groups) for optimizer in trainer.optimizers]
@@ -38,6 +40,8 @@ class Keeper:
         self._module = module
         self._own_start_hook = not is_inherited(module, "on_train_batch_start")
         self._zeroes = module.automatic_optimization and is_inherited(module, "optimizer_zero_grad")
+        self._inventory = inventory
+        self._pool = Pool()
         self._moving: set[str] = set()
         self._versions: dict[str, int] = {}
         self._fingerprints: dict[str, Tensor] = {}
@@ -53,7 +57,7 @@ class Keeper:
         if self.window is None or self.window.stepped or self._starts_anew(batch_idx):
             self._open()
         assert self.window is not None
-        self.window.batches.append(KeptBatch.keep(batch, batch_idx, self._module.device))
+        self.window.batches.append(KeptBatch.keep(batch, batch_idx, self._module.device, self._pool.copies))
         return CopyOnWrite(self._module, self.window.tensors) if self._own_start_hook else None
 
     def drop_batch(self) -> None:
@@ -120,20 +124,26 @@ class Keeper:
         )
 
     def _open(self) -> None:
-        module, trainer = self._module, self._trainer
+        trainer = self._trainer
         if self.window is not None:
             self._most_steps = max(self._most_steps, self.window.optimizer_steps)
+            kept = [self.window.tensors, *(batch.tensors for batch in self.window.batches)]
+            self._pool.give_back(tensor for tensors in kept for tensor in tensors.values())
         self._windows += 1
-        tensors = {name: copy_of(buffer) for name, buffer in buffers(module)}
-        tensors.update((name, copy_of(p)) for name, p in parameters(module) if name in self._moving)
-        self._versions = {name: parameter._version for name, parameter in unique_parameters(module)}
+        inventory = self._inventory
+        if math.log2(self._windows).is_integer():
+            inventory.refresh()
+        weights = dict(inventory.parameters())
+        moving = {name: weights[name] for name in self._moving if name in weights}
+        tensors = self._pool.copies({**dict(inventory.buffers()), **moving})
+        self._versions = {name: parameter._version for name, parameter in weights.items()}
         if self._windows <= _FINGERPRINTED:
-            self._fingerprints = {name: fingerprint(parameter) for name, parameter in unique_parameters(module)}
+            self._fingerprints = {name: fingerprint(parameter) for name, parameter in weights.items()}
         self.window = Window(
             tensors=tensors,
             attributes=self.attributes.keep(),
-            eval_mode=tuple({name: None for name, submodule in submodules(module) if not submodule.training}),
-            frozen=tuple(name for name, parameter in unique_parameters(module) if not parameter.requires_grad),
+            eval_mode=tuple([name for name, submodule in inventory.modules if not submodule.training]),
+            frozen=tuple([name for name, parameter in weights.items() if not parameter.requires_grad]),
             counters={
                 "global_step": trainer.global_step,
                 "epoch": trainer.current_epoch,

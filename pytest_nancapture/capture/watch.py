@@ -20,6 +20,7 @@ from pytest_nancapture.capture.decide import Decision, decide
 from pytest_nancapture.capture.export import Capture
 from pytest_nancapture.capture.finding import look, note_backward
 from pytest_nancapture.capture.instant import Window
+from pytest_nancapture.capture.inventory import Inventory
 from pytest_nancapture.capture.keeper import Keeper
 from pytest_nancapture.capture.ranks import Ranks
 from pytest_nancapture.capture.react import Captured, OnCapture, Reaction
@@ -69,11 +70,12 @@ class Watch:
         self._recipe = recipe
         self._settings = settings
         self._wraps = Wraps()
-        self._keeper = Keeper(trainer, module)
+        inventory = Inventory(module)
+        self._keeper = Keeper(trainer, module, inventory)
         self._shelf = Shelf(settings.dirpath, settings.max_bundles)
         self._ranks = Ranks(trainer)
         self._rerun: Rerun | None = None
-        self._buffers = BufferWatch(module)
+        self._buffers = BufferWatch(inventory)
         self._goes_on = not (module.automatic_optimization and is_inherited(module, "on_train_batch_end"))
         self._reaction = Reaction(trainer, self._ranks, settings.on_capture)
 
