@@ -95,11 +95,11 @@ class Keeper:
 
     def learn(self) -> None:
         """Before the window's first update: which weights has the step itself moved?"""
-        now = dict(unique_parameters(self._module))
-        self._moving |= {
-            name for name, before in self._fingerprints.items() if name in now and fingerprint(now[name]) != before
-        }
-        self._fingerprints = {}
+        if self._fingerprints:
+            now = dict(self._inventory.parameters())
+            before = self._fingerprints.items()
+            self._moving |= {name for name, value in before if name in now and fingerprint(now[name]) != value}
+            self._fingerprints = {}
         if math.log2(self._windows).is_integer():
             self._moving |= self.moved()
 

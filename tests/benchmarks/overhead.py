@@ -1,16 +1,15 @@
 """What a guard costs a training step: nothing / this / the article's / a flag per parameter / anomaly mode.
 
-usage: python tests/benchmarks/overhead.py [--models=mlp,cnn,deep] [--rounds=7] [--threads=2]
+usage: python tests/benchmarks/overhead.py [--models=mlp,cnn,deep] [--rounds=9] [--threads=2]
 
-Rounds are interleaved: in each, every guard trains the same model on the same batches, so that the machine's moods fall
-on all alike. A guard's cost is the median over the rounds of (its median step - the median step without any guard).
+The guards take turns within one run, a block of steps each, so that the machine's moods fall on all alike. A guard's
+cost is the median over the rounds of (its median step - the median step without any guard in the same round).
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import itertools
 import logging
 import platform
 import random
@@ -97,14 +96,48 @@ class FlagPerParameter(pl.Callback):
                 raise RuntimeError("nan")
 
 
-class Clock(pl.Callback):
-    """The time from one micro-batch to the next, first among the callbacks."""
+class Switch(pl.Callback):
+    """Lets the guards take turns, a block of steps each, within one run; keeps the time of every step."""
 
-    def __init__(self) -> None:
-        self.times: list[float] = []
+    def __init__(self, folder: str, block: int) -> None:
+        self.times: dict[str, list[float]] = {guard: [] for guard in GUARDS}
+        self._block = block
+        self._guards: dict[str, pl.Callback] = {"article": Article(), "flag per parameter": FlagPerParameter()}
+        self._folder = folder
+        self._step = 0
+        self._began = 0.0
+        self._steps: list[float] = []
+
+    @property
+    def _name(self) -> str:
+        turn, round_ = self._step // self._block % len(GUARDS), self._step // self._block // len(GUARDS)
+        return GUARDS[turn if round_ % 2 == 0 else -1 - turn]
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        self.times.append(time.perf_counter())
+        if self._step % self._block == 0:
+            self._steps = []
+            torch.autograd.set_detect_anomaly(self._name == "anomaly mode")
+            if self._name == "this":
+                self._guards["this"] = NaNCapture(self._folder)
+                self._guards["this"].on_train_start(trainer, pl_module)
+        self._began = time.perf_counter()
+        if self._name in ("article", "flag per parameter"):
+            self._guards[self._name].on_train_batch_start(trainer, pl_module, batch, batch_idx)
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        if self._name in ("article", "flag per parameter"):
+            self._guards[self._name].on_before_optimizer_step(trainer, pl_module, optimizer)
+
+    def after_step(self, trainer: Any, pl_module: Any) -> None:
+        """Called after all hooks of the micro-batch."""
+        self._steps.append(time.perf_counter() - self._began)
+        self._step += 1
+        if self._step % self._block == 0:
+            self._step -= 1
+            self.times[self._name].append(statistics.median(self._steps[WARM_UP:]))
+            if self._name == "this":
+                self._guards["this"].teardown(trainer, pl_module, "fit")
+            self._step += 1
 
 
 class Batches(torch.utils.data.IterableDataset[torch.Tensor]):
@@ -117,39 +150,28 @@ class Batches(torch.utils.data.IterableDataset[torch.Tensor]):
         return iter([self.batch] * self.steps)
 
 
-def step_time(kind: str, guard: str, steps: int) -> float:
-    """Median seconds of a step."""
+def step_times(kind: str, rounds: int, block: int) -> dict[str, list[float]]:
+    """For each guard, the median seconds of a step in each of its blocks."""
     torch.manual_seed(0)
-    module, clock = Net(kind), Clock()
-    callbacks: list[pl.Callback] = [clock]
+    module = Net(kind)
     with tempfile.TemporaryDirectory() as folder:
-        if guard == "this":
-            callbacks.append(NaNCapture(folder))
-        elif guard == "article":
-            callbacks.append(Article())
-        elif guard == "flag per parameter":
-            callbacks.append(FlagPerParameter())
+        switch = Switch(folder, block)
         quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-        trainer = pl.Trainer(
-            max_epochs=1,
-            accelerator="cpu",
-            enable_model_summary=False,
-            detect_anomaly=guard == "anomaly mode",
-            callbacks=callbacks,
-            **quiet,
-        )
+        trainer = pl.Trainer(max_epochs=1, accelerator="cpu", enable_model_summary=False, callbacks=[switch], **quiet)
+        original = trainer._logger_connector.on_batch_end
+        trainer._logger_connector.on_batch_end = lambda: (original(), switch.after_step(trainer, module))
+        steps = rounds * len(GUARDS) * block
         loader = torch.utils.data.DataLoader(Batches(torch.randn(module.shape), steps), batch_size=None)
         trainer.fit(module, loader)
-    times = clock.times[WARM_UP:]
-    return statistics.median(after - before for before, after in itertools.pairwise(times))
+    return switch.times
 
 
 def main() -> None:
     """Measure and print one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(MODELS[:3]), help=f"of {', '.join(MODELS)}")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--block", type=int, default=16, help="steps of a turn")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -160,11 +182,7 @@ def main() -> None:
     print(f"{machine}, medians of {options.rounds} rounds\n")
     print(f"| model | {' | '.join(GUARDS[1:])} | this / article |\n|---|{'---|' * len(GUARDS)}")
     for kind in options.models.split(","):
-        found: dict[str, list[float]] = {guard: [] for guard in GUARDS}
-        for number in range(options.rounds):
-            order = GUARDS if number % 2 == 0 else GUARDS[::-1]
-            for guard in order:
-                found[guard].append(step_time(kind, guard, options.steps))
+        found = step_times(kind, options.rounds, options.block)
         base = statistics.median(found["nothing"])
         cost = {
             guard: statistics.median(t - n for t, n in zip(times, found["nothing"], strict=True)) / base
