@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_nancapture.bundle.text import some
+from pytest_nancapture.plugin.github import replayed, table, workflow_commands
 from pytest_nancapture.plugin.item import SECTION, BundleItem
 from pytest_nancapture.plugin.options import read_settings
 from pytest_nancapture.plugin.search import relative
@@ -95,7 +97,8 @@ class BundleCollection:
         return report
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Say what to know before trusting the tests that passed."""
+        """Say what to know before trusting the tests that passed; on GitHub, show it on the job's page."""
+        self._tell_github(terminalreporter)
         caveats: dict[str, list[str]] = {}
         for report in terminalreporter.getreports("passed"):
             for title, content in report.sections:
@@ -107,6 +110,17 @@ class BundleCollection:
         for line, nodeids in caveats.items():
             terminalreporter.write_line(f"passed, but {line}")
             terminalreporter.write_line(f"  {some(nodeids, 3)}")
+
+    def _tell_github(self, terminalreporter: pytest.TerminalReporter) -> None:
+        reports = [report for kind in ("passed", "failed", "xfailed") for report in terminalreporter.getreports(kind)]
+        page = os.environ.get("GITHUB_STEP_SUMMARY")
+        rows = replayed(reports) if page or os.environ.get("GITHUB_ACTIONS") == "true" else []
+        if rows and os.environ.get("GITHUB_ACTIONS") == "true":
+            for line in workflow_commands(rows):
+                terminalreporter.write_line(line)
+        if rows and page:
+            with open(page, "a", encoding="utf-8") as stream:  # noqa: PTH123, a path of GitHub's making
+                stream.write(table(rows))
 
     def _file(self, path: Path, session: pytest.Session) -> BundleFile:
         """The one node of a bundle, however it was asked for."""
