@@ -112,6 +112,8 @@ class BundleCollection:
             terminalreporter.write_line(f"  {some(nodeids, 3)}")
 
     def _tell_github(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if hasattr(self._config, "workerinput"):
+            return  # of xdist's processes only the one that sees all reports speaks
         reports = [report for kind in ("passed", "failed", "xfailed") for report in terminalreporter.getreports(kind)]
         page = os.environ.get("GITHUB_STEP_SUMMARY")
         rows = replayed(reports) if page or os.environ.get("GITHUB_ACTIONS") == "true" else []
