@@ -38,7 +38,7 @@ class Shelf:
             return self._put(capture)
         except (NancaptureError, OSError) as error:
             log.warning("nancapture: no bundle: %s", error)
-        except Exception as error:
+        except Exception as error:  # a user's class, met while writing, may raise anything
             log.warning("nancapture: no bundle: %s: %s", type(error).__name__, error)
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from pytest_nancapture.diagnose.trace import GivenValue, Link, Record, Trace
 from pytest_nancapture.replay.result import Culprit, Phase
 
 Origin = Record | GivenValue
+_CHAIN = 6
+"""Lines of a chain that are told; the middle of a longer one is left out."""
 
 
 def symptoms(module: nn.Module, finding: Finding, losses: Sequence[Sequence[Tensor]]) -> list[Tensor]:
@@ -51,30 +54,36 @@ def blame(trace: Trace, symptoms: Iterable[Tensor], phase: Phase) -> Culprit | N
     if given:
         first = min(given, key=lambda value: value.kind != "weights")
         return Culprit(phase="weights" if first.kind == "weights" else "input")
-    births = [record for hit in reached if (record := _birth(hit)) is not None]
+    births = [hit for hit in reached if _is_birth(hit)]
     if births:
-        return _culprit(min(births, key=lambda record: record.index), phase, root)
-    placed = [hit.origin for hit in reached if isinstance(hit.origin, Record) and hit.origin.source is not None]
+        return _culprit(min(births, key=_index), phase, root)
+    placed = [hit for hit in reached if isinstance(hit.origin, Record) and hit.origin.source is not None]
     if placed:
         # Only what the code wrote on purpose: the line where it came out is the one that should have masked it.
-        return _culprit(max(placed, key=lambda record: record.index), phase, root, named=False)
+        return _culprit(max(placed, key=_index), phase, root, named=False)
     return None
 
 
 @dataclass
 class _Hit:
-    """Something that the symptoms lead back to. `matters`: the elements that do; None for all."""
+    """Something that the symptoms lead back to.
+
+    Attributes:
+        matters: the elements that do; None for all.
+        led_to: the next one on a shortest way to a symptom; None for the symptom's own.
+    """
 
     origin: Origin
     matters: Tensor | None
+    led_to: _Hit | None = None
 
 
 def _ancestors(links: Iterable[Link], matters: Tensor | None = None) -> list[_Hit]:
     """All that the links lead back to, each with those of its elements that lead there."""
     seen: dict[int, _Hit] = {}
-    todo = [(link, matters) for link in links]
+    todo: deque[tuple[Link, Tensor | None, _Hit | None]] = deque((link, matters, None) for link in links)
     while todo:
-        link, matters = todo.pop()
+        link, matters, led_to = todo.popleft()
         reach = link.reach
         if reach is not None and matters is not None and reach.shape == matters.shape:
             reach = reach & matters
@@ -83,14 +92,14 @@ def _ancestors(links: Iterable[Link], matters: Tensor | None = None) -> list[_Hi
         now = reach if link.is_aligned else None
         hit = seen.get(id(link.origin))
         if hit is None:
-            hit = seen[id(link.origin)] = _Hit(link.origin, now)
+            hit = seen[id(link.origin)] = _Hit(link.origin, now, led_to)
         elif hit.matters is None or (now is not None and _covers(hit.matters, now)):
             continue
         else:
             both = now is not None and now.shape == hit.matters.shape
             hit.matters = hit.matters | now if both and now is not None else None
         if isinstance(link.origin, Record):
-            todo += [(above, hit.matters) for above in link.origin.links]
+            todo += [(above, hit.matters, hit) for above in link.origin.links]
     return list(seen.values())
 
 
@@ -98,16 +107,21 @@ def _covers(mask: Tensor, other: Tensor) -> bool:
     return mask.shape == other.shape and not bool((other & ~mask).any())
 
 
-def _birth(hit: _Hit) -> Record | None:
-    """The record, if what matters of it was born there."""
+def _index(hit: _Hit) -> int:
+    assert isinstance(hit.origin, Record)
+    return hit.origin.index
+
+
+def _is_birth(hit: _Hit) -> bool:
+    """Whether what matters of it was born there."""
     record = hit.origin
     if not isinstance(record, Record):
-        return None
+        return False
     if record.birth == "computed":
         fresh, matters = record.fresh, hit.matters
         known = fresh is not None and matters is not None and fresh.shape == matters.shape
-        return None if known and not _meet(fresh, matters) else record
-    return record if record.birth == "nan" and _is_made_of_written(record) else None
+        return not known or _meet(fresh, matters)
+    return record.birth == "nan" and _is_made_of_written(record)
 
 
 def _meet(left: Tensor | None, right: Tensor | None) -> bool:
@@ -122,11 +136,38 @@ def _is_made_of_written(record: Record) -> bool:
     )
 
 
-def _culprit(record: Record, phase: Phase, root: Path | None, *, named: bool = True) -> Culprit:
+def _place(record: Record) -> tuple[str, Source | None, str]:
+    """Operation, line and submodule; of the forward operation where the record is of its gradient."""
     forward = record.forward
-    op, source, path = record.op, record.source, record.module_path
     if record.is_backward and forward is not None:
-        op, source, path = forward.op, forward.source, forward.module_path
+        return forward.op, forward.source, forward.module_path
+    return record.op, record.source, record.module_path
+
+
+def _chain(hit: _Hit, root: Path | None) -> tuple[str, ...]:
+    """From birth to symptom, the operations in a row on one line told once."""
+    told: list[str] = []
+    places: set[Source] = set()
+    step: _Hit | None = hit
+    while step is not None:
+        record = step.origin
+        if isinstance(record, Record):
+            op, source, path = _place(record)
+            if source is not None and source not in places:
+                places.add(source)
+                way = "gradient of " if record.is_backward else ""
+                where = f" in {path}" if path else ""
+                told.append(f"{way}{op}{where}   {_relative(source, root)}:{source.line}   {source.text}")
+        step = step.led_to
+    if len(told) > _CHAIN:
+        told[_CHAIN // 2 : -(_CHAIN // 2)] = [f"... {len(told) - _CHAIN // 2 * 2} more"]
+    return tuple(told)
+
+
+def _culprit(hit: _Hit, phase: Phase, root: Path | None, *, named: bool = True) -> Culprit:
+    record = hit.origin
+    assert isinstance(record, Record)
+    op, source, path = _place(record)
     return Culprit(
         phase=phase,
         op=op if named else "",
@@ -135,6 +176,7 @@ def _culprit(record: Record, phase: Phase, root: Path | None, *, named: bool = T
         source=source.text if source else "",
         module_path=path,
         explanation=record.explanation,
+        chain=_chain(hit, root),
     )
 
 

@@ -106,6 +106,8 @@ def _culprit_rows(culprit: Culprit) -> Iterator[tuple[str, str]]:
         yield "", f"> {culprit.source.strip()}"
     if culprit.explanation:
         yield "", culprit.explanation
+    for position, step in enumerate(culprit.chain[1:]):
+        yield "" if position else "then", step
 
 
 def _nonfinite(names: tuple[str, ...]) -> str:

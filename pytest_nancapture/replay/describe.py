@@ -49,4 +49,6 @@ def _culprit_rows(culprit: Culprit, traced: bool) -> Iterator[tuple[str, str]]:
         yield "born at", found
     if culprit.explanation:
         yield "because", culprit.explanation
+    for position, step in enumerate(culprit.chain[1:]):
+        yield "" if position else "then", step
     yield "surfaces", culprit.phase + ("" if found or traced else "   (add --trace to find the operation and its line)")

@@ -22,6 +22,7 @@ class Culprit:
         source: the text of that line.
         module_path: the submodule it ran in, such as ``encoder.layers.3.attn``.
         explanation: one sentence from the values.
+        chain: how the bad values travelled from there to where they showed, an operation and its line each.
     """
 
     phase: Phase
@@ -31,6 +32,7 @@ class Culprit:
     source: str = ""
     module_path: str = ""
     explanation: str = ""
+    chain: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

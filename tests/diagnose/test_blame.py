@@ -312,3 +312,33 @@ def test_the_submodule_is_named(tmp_path):
 def test_the_explanation_comes_from_the_values(tmp_path, step, explanation):
     """In a sentence, with the usual remedy."""
     assert culprit_of(step, tmp_path).explanation == explanation
+
+
+def long_way(model, x, bad):
+    value = model.weight / (0 if bad else 1)
+    value = value + x
+    value = value * 2
+    value = value - x
+    value = value.abs()
+    value = value + 1
+    value = value * x
+    return value.sum()
+
+
+def test_the_chain_leads_from_the_birth_to_the_symptom(tmp_path):
+    """An operation for each line on the way, the first the culprit's own."""
+    chain = culprit_of(overflow, tmp_path).chain
+    assert [(step.split()[0], step.split("   ")[-1]) for step in chain] == [
+        ("aten.exp.default", "big = torch.exp(model.weight * (100 if bad else 1))  # blame"),
+        ("aten.div.Tensor", "return (big / big.sum()).sum() * x.sum()"),
+    ]
+
+
+def test_the_middle_of_a_long_chain_is_left_out(tmp_path):
+    """Its ends tell the most."""
+    chain = culprit_of(long_way, tmp_path).chain
+    assert [step.split()[0] for step in chain] == [
+        *("aten.div.Tensor", "aten.add.Tensor", "aten.mul.Tensor", "...", "aten.add.Tensor", "aten.mul.Tensor"),
+        "aten.sum.default",
+    ]
+    assert chain[3] == "... 2 more"
