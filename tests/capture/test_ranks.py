@@ -174,11 +174,12 @@ def test_three_ranks_act_together(number, three):
 
 
 def test_a_ranks_bundle_is_red_in_one_process(two, monkeypatch):
-    """With a note that says where it was captured."""
+    """With a note that says where it was captured, and the line that is to blame."""
     monkeypatch.chdir(Path(__file__).parents[2])
     (path,) = find_bundles(two[0].folder)
-    result = replay(path)
+    result = replay(path, trace=True)
     assert (result.verdict, result.nonfinite) == ("nonfinite", ("gradient out.bias",))
+    assert (result.culprit.op, result.culprit.file) == ("aten.sqrt.default", "tests/capture/ddp_run.py")
     assert "captured on rank 1 of 2, replayed on one device" in result.notes
     assert Bundle.open(path).fault.reproduced.runs == 1
 

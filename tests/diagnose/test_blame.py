@@ -27,6 +27,7 @@ class Model(pl.LightningModule):
         self.step, self.optimizer = step, optimizer
         self.weight = nn.Parameter(torch.tensor([0.5, 1.0, 1.5, 2.0]))
         self.inner = nn.Sequential(nn.Linear(4, 4), nn.MultiheadAttention(4, 1, batch_first=True))
+        self.table = nn.Embedding(4, 2, sparse=True)
         self.register_buffer("average", torch.ones(4))
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
@@ -196,6 +197,11 @@ def poisoned_buffer(model, x, bad):
     return (model.weight * x).sum()
 
 
+def sparse(model, x, bad):
+    rows = model.table(torch.tensor([0, 2])) * model.weight[:2]
+    return torch.sqrt(rows.sum() * (0 if bad else 1))  # blame
+
+
 STEPS = {
     division: ("aten.div.Tensor", "forward"),
     log_of_zero: ("aten.log.default", "forward"),
@@ -217,6 +223,7 @@ STEPS = {
     all_ignored: ("aten.nll_loss_forward.default", "forward"),
     half: ("aten._to_copy.default", "forward"),
     poisoned_buffer: ("aten.div.Tensor", "forward"),
+    sparse: ("aten.sqrt.default", "backward"),
 }
 ELSEWHERE = {where_trap: log_branch, custom_function: Steep}
 
@@ -342,3 +349,9 @@ def test_the_middle_of_a_long_chain_is_left_out(tmp_path):
         "aten.sum.default",
     ]
     assert chain[3] == "... 2 more"
+
+
+def test_a_fault_under_lbfgs_is_blamed(tmp_path):
+    """In whichever evaluation of the closure it comes."""
+    culprit = culprit_of(division, tmp_path, optimizer=torch.optim.LBFGS)
+    assert (culprit.op, culprit.line) == ("aten.div.Tensor", line_of(division, "# blame"))
