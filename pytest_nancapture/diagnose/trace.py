@@ -117,16 +117,15 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def start(self) -> None:
         """Watch from here on: the instant, when the captured values are in the module's tensors."""
         for path, tensor in (*parameters(self._module), *buffers(self._module)):
-            if tensor.layout is torch.strided and _look(tensor).bad is not None:
-                self._given[tensor.untyped_storage().data_ptr()] = GivenValue("weights", path)
+            if _look(tensor).bad is not None:
+                self._given[_memory(tensor)] = GivenValue("weights", path)
         self._is_active = True
         self.__enter__()  # type: ignore[no-untyped-call]
 
     def expect(self, batch: Mapping[str, Tensor]) -> None:
         """The tensors of a batch are given to the step, by name."""
         for name, tensor in batch.items():
-            if tensor.layout is torch.strided:
-                self._given[tensor.untyped_storage().data_ptr()] = GivenValue("input", name)
+            self._given[_memory(tensor)] = GivenValue("input", name)
 
     def stop(self) -> None:
         """Watch no more."""
@@ -157,9 +156,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def writer(self, tensor: Tensor) -> Record | GivenValue | None:
         """Where the bad values of a tensor came from."""
-        if tensor.layout is not torch.strided:
-            tensor = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
-        key = tensor.untyped_storage().data_ptr()
+        key = _memory(tensor)
         return self._writers.get(key) or self._given.get(key)
 
     def _enter(self, module: nn.Module, _: Any) -> None:
@@ -200,7 +197,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         record = self._record(func, values, inputs, before, bad, source, node, forward)
         for look in bad:
-            self._writers[look.tensor.untyped_storage().data_ptr()] = record
+            self._writers[_memory(look.tensor)] = record
         return result
 
     def _forward(self, func: Any, node: Any, source: Source | None) -> Forward | None:
@@ -258,11 +255,9 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _forget(self, tensor: Tensor) -> None:
         """A storage that was written whole, with finite values, has no bad past any more."""
-        if (
-            tensor.layout is torch.strided
-            and tensor.numel() * tensor.element_size() >= tensor.untyped_storage().nbytes()
-        ):
-            key = tensor.untyped_storage().data_ptr()
+        values = _values(tensor)
+        if values.numel() * values.element_size() >= values.untyped_storage().nbytes():
+            key = _memory(tensor)
             self._writers.pop(key, None)
             self._given.pop(key, None)
 
@@ -286,12 +281,22 @@ def traced(trace: Trace | None) -> Iterator[None]:
             trace.stop()
 
 
+def _values(tensor: Tensor) -> Tensor:
+    """Those that a sparse tensor stores."""
+    if tensor.layout is torch.strided:
+        return tensor
+    return tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
+
+
+def _memory(tensor: Tensor) -> int:
+    """By which a tensor's values are known, whatever view of them is met."""
+    return _values(tensor).untyped_storage().data_ptr()
+
+
 def _look(tensor: Tensor) -> _Look:
     if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex) or not tensor.numel() or tensor.is_meta:
         return _Look(tensor, None)
-    values = tensor.detach()
-    if values.layout is not torch.strided:
-        values = values._values() if values.layout is torch.sparse_coo else values.values()
+    values = _values(tensor.detach())
     if values.dtype.itemsize == 1:
         values = values.float()
     finite = values.isfinite()
