@@ -6,7 +6,8 @@ import functools
 import linecache
 import sys
 import sysconfig
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 
@@ -22,10 +23,17 @@ _ENGINE = str(Path(torch.autograd.graph.__file__).resolve())
 
 @dataclass(frozen=True)
 class Source:
-    """A line of code: its file, absolute, and number from 1."""
+    """A line of code.
+
+    Attributes:
+        file: absolute.
+        line: counted from 1.
+        columns: the first and last character, counted from 1, of the expression in it that runs; (0, 0) where unknown.
+    """
 
     file: str
     line: int
+    columns: tuple[int, int] = field(default=(0, 0), compare=False)
 
     @property
     def text(self) -> str:
@@ -56,11 +64,21 @@ def user_source(package: str = "") -> Source | None:
         file = frame.f_code.co_filename
         kind = _kind(file, package)
         if kind == "user":
-            return Source(file, frame.f_lineno)
+            return Source(file, frame.f_lineno, _columns(frame))
         if kind == "engine" or (kind == "ours" and "/diagnose/" not in file.replace("\\", "/")):
             return None
         frame = frame.f_back
     return None
+
+
+def _columns(frame: FrameType) -> tuple[int, int]:
+    """Known from Python 3.11 on, and where the expression ends on its first line."""
+    if not hasattr(frame.f_code, "co_positions"):
+        return 0, 0
+    first, last, start, end = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+    if start is None or end is None or not first == last == frame.f_lineno:
+        return 0, 0
+    return start + 1, end
 
 
 @functools.lru_cache(8192)

@@ -10,6 +10,7 @@ from _pytest._code.code import ReprEntryNative, ReprExceptionInfo, ReprFileLocat
 
 from pytest_nancapture.bundle.describe import headline
 from pytest_nancapture.bundle.text import printable, some
+from pytest_nancapture.diagnose.excerpt import excerpt
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 _WIDTH = 80
 _LABEL = 11
 _GRADIENT = "gradient "
+_AS_IT_IS = "|"
+"""The label of a line of source code, which is not wrapped."""
 
 
 Rows = Iterable[tuple[str, str]]
@@ -102,7 +105,9 @@ def _culprit_rows(culprit: Culprit) -> Iterator[tuple[str, str]]:
     where = f"in {culprit.module_path}" if culprit.module_path else ""
     parts = (culprit.op, short_source(culprit), where, f"surfaces in the {culprit.phase}")
     yield "culprit", ", ".join(part for part in parts if part)
-    if culprit.source:
+    lines = excerpt(culprit)
+    yield from ((_AS_IT_IS, line) for line in lines)
+    if culprit.source and not lines:
         yield "", f"> {culprit.source.strip()}"
     if culprit.explanation:
         yield "", culprit.explanation
@@ -119,6 +124,9 @@ def _nonfinite(names: tuple[str, ...]) -> str:
 
 
 def _row(label: str, text: str) -> Iterator[str]:
+    if label == _AS_IT_IS:
+        yield f"{'':{_LABEL}}{printable(text)}"
+        return
     first, rest = f"{label:{_LABEL}}", " " * _LABEL
     yield from textwrap.wrap(
         printable(text),

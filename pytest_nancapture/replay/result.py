@@ -20,6 +20,8 @@ class Culprit:
         file: the user's source file, relative to the repository where it lies inside; empty where unknown.
         line: the line in it, counted from 1; 0 where unknown.
         source: the text of that line.
+        columns: the first and last character in the line, counted from 1, of the guilty expression; (0, 0) where
+            unknown.
         module_path: the submodule it ran in, such as ``encoder.layers.3.attn``.
         explanation: one sentence from the values.
         chain: how the bad values travelled from there to where they showed, an operation and its line each.
@@ -30,6 +32,7 @@ class Culprit:
     file: str = ""
     line: int = 0
     source: str = ""
+    columns: tuple[int, int] = (0, 0)
     module_path: str = ""
     explanation: str = ""
     chain: tuple[str, ...] = ()

@@ -106,3 +106,21 @@ def test_a_replay_repeats_losses_and_gradients_bit_for_bit(plan, seed):
     assert len(again.losses) == window
     assert trained.gradients.keys() == again.gradients.keys()
     assert [name for name, value in trained.gradients.items() if not same(value, again.gradients[name])] == []
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=15)
+@given(plan=plans, seed=st.integers(0, 1000))
+def test_a_trace_changes_nothing(plan, seed):
+    """Losses and gradients of a traced replay are those of a plain one, bit for bit."""
+    torch.manual_seed(seed)
+    batches = [(torch.randn(3, plan.width), torch.full((2,), float(i != plan.bad))) for i in range(12)]
+    kwargs = {"precision": plan.precision}
+    if not plan.manual:
+        kwargs["accumulate_grad_batches"] = plan.accumulate
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = capture_one(Net(plan), batches, folder, trace=False, **kwargs)
+        (plain, first), (traced, second) = (replayed(bundle, trace=trace) for trace in (False, True))
+    assert (plain.verdict, plain.nonfinite, plain.reason) == (traced.verdict, traced.nonfinite, traced.reason)
+    assert all(map(same, first.losses, second.losses))
+    assert [name for name, value in first.gradients.items() if not same(value, second.gradients[name])] == []
+    assert traced.culprit.op != ""

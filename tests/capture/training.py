@@ -149,11 +149,13 @@ class Instants(pl.Callback):
         self.states.append(state_of(pl_module))
 
 
-def replayed(bundle: Bundle, module: pl.LightningModule | None = None) -> tuple[ReplayResult, Recorder]:
+def replayed(
+    bundle: Bundle, module: pl.LightningModule | None = None, *, trace: bool = False
+) -> tuple[ReplayResult, Recorder]:
     """Replay a bundle, and record what its step computes."""
     recorder = Recorder()
     hooks = ReplayHooks(trainer_kwargs=lambda _: {"callbacks": [recorder]})
-    return replay(bundle, module=module, hooks=hooks), recorder
+    return replay(bundle, module=module, hooks=hooks, trace=trace), recorder
 
 
 def capture_and_replay(

@@ -1,6 +1,7 @@
 """The culprit: the first cause that mattered, on the user's line, whichever way it travelled."""
 
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -355,3 +356,12 @@ def test_a_fault_under_lbfgs_is_blamed(tmp_path):
     """In whichever evaluation of the closure it comes."""
     culprit = culprit_of(division, tmp_path, optimizer=torch.optim.LBFGS)
     assert (culprit.op, culprit.line) == ("aten.div.Tensor", line_of(division, "# blame"))
+
+
+def test_the_guilty_expression_in_the_line_is_known(tmp_path):
+    """Its first and last character, where Python tells (from 3.11 on)."""
+    culprit = culprit_of(division, tmp_path)
+    line = inspect.getsourcelines(division)[0][2]
+    start, end = culprit.columns
+    expected = "model.weight / count" if sys.version_info >= (3, 11) else ""
+    assert line[max(start - 1, 0) : end].strip("()") == expected
