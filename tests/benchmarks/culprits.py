@@ -3,9 +3,9 @@
 usage: python tests/benchmarks/culprits.py CASES
 
 CASES is a folder of modules, each with `Model` (a LightningModule that goes non-finite), `make_loader()`, and the
-constants `PHASE` and `CULPRIT` (text of the guilty statement). Each is trained once under each guard, in this process. The
-monitor is the mechanism of Hugging Face's DebugUnderflowOverflow: it looks at what every submodule takes and gives, and
-reports the first that is not finite; it counts where the guilty statement lies in that submodule's own class.
+constants `PHASE` and `CULPRIT` (text of the guilty statement). Each is trained once under each guard, in this process.
+The monitor is the mechanism of Hugging Face's DebugUnderflowOverflow: it looks at what every submodule takes and gives,
+and reports the first that is not finite; it counts where the guilty statement lies in that submodule's own class.
 """
 
 from __future__ import annotations
