@@ -175,6 +175,7 @@ def _culprit(hit: _Hit, phase: Phase, root: Path | None, *, named: bool = True) 
         line=source.line if source else 0,
         source=source.text if source else "",
         columns=source.columns if source else (0, 0),
+        library=source.library if source else "",
         module_path=path,
         explanation=record.explanation,
         chain=_chain(hit, root),

@@ -18,6 +18,10 @@ _LIBRARIES = tuple(
     {str(Path(path).resolve()) for path in (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))}
     | {str(Path(path).resolve()) for path in (sysconfig.get_path("platlib"), Path(torch.__file__).parent)}
 )
+_PLUMBING = tuple(
+    str(Path(torch.__file__).resolve().parent / part) for part in ("_dynamo", "_compile", "_ops", "utils/_p")
+)
+"""By which every operation reaches a trace, whoever called it."""
 _ENGINE = str(Path(torch.autograd.graph.__file__).resolve())
 
 
@@ -29,11 +33,13 @@ class Source:
         file: absolute.
         line: counted from 1.
         columns: the first and last character, counted from 1, of the expression in it that runs; (0, 0) where unknown.
+        library: the line that it has led to in a library, such as ``torch/nn/functional.py:6578``; empty where none.
     """
 
     file: str
     line: int
     columns: tuple[int, int] = field(default=(0, 0), compare=False)
+    library: str = field(default="", compare=False)
 
     @property
     def text(self) -> str:
@@ -60,15 +66,25 @@ def user_source(package: str = "") -> Source | None:
         package: the folder of an installed package that counts as the user's own, as it holds the module.
     """
     frame: FrameType | None = sys._getframe(1)
+    library = ""
     while frame is not None:
         file = frame.f_code.co_filename
         kind = _kind(file, package)
         if kind == "user":
-            return Source(file, frame.f_lineno, _columns(frame))
+            return Source(file, frame.f_lineno, _columns(frame), library)
+        if kind == "library" and not library:
+            library = f"{_short(file)}:{frame.f_lineno}"
         if kind == "engine" or (kind == "ours" and "/diagnose/" not in file.replace("\\", "/")):
             return None
         frame = frame.f_back
     return None
+
+
+def _short(file: str) -> str:
+    """From the package's folder on."""
+    parts = Path(file).parts
+    here = max((i for i, part in enumerate(parts) if part in ("site-packages", "dist-packages")), default=-1)
+    return "/".join(parts[here + 1 :]) if here >= 0 else file
 
 
 def _columns(frame: FrameType) -> tuple[int, int]:
@@ -88,6 +104,8 @@ def _kind(file: str, package: str) -> str:
         return "engine"
     if path.startswith(_OURS):
         return "ours"
+    if path.startswith(_PLUMBING):
+        return "plumbing"
     if package and path.startswith(package):
         return "user"
     is_library = file.startswith("<") or path.startswith(_LIBRARIES) or "site-packages" in path

@@ -109,6 +109,8 @@ def _culprit_rows(culprit: Culprit) -> Iterator[tuple[str, str]]:
     yield from ((_AS_IT_IS, line) for line in lines)
     if culprit.source and not lines:
         yield "", f"> {culprit.source.strip()}"
+    if culprit.library:
+        yield "", f"there {culprit.library}"
     if culprit.explanation:
         yield "", culprit.explanation
     for position, step in enumerate(culprit.chain[1:]):

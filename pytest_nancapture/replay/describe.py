@@ -47,6 +47,8 @@ def _culprit_rows(culprit: Culprit, traced: bool) -> Iterator[tuple[str, str]]:
     module = f"in {culprit.module_path}" if culprit.module_path else ""
     if found := "   ".join(part for part in (place, culprit.op, module) if part):
         yield "born at", found
+    if culprit.library:
+        yield "inside", culprit.library
     if culprit.explanation:
         yield "because", culprit.explanation
     for position, step in enumerate(culprit.chain[1:]):

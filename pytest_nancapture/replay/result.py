@@ -22,6 +22,7 @@ class Culprit:
         source: the text of that line.
         columns: the first and last character in the line, counted from 1, of the guilty expression; (0, 0) where
             unknown.
+        library: the line in a library that it led to, such as ``torch/nn/functional.py:6578``; empty where none.
         module_path: the submodule it ran in, such as ``encoder.layers.3.attn``.
         explanation: one sentence from the values.
         chain: how the bad values travelled from there to where they showed, an operation and its line each.
@@ -33,6 +34,7 @@ class Culprit:
     line: int = 0
     source: str = ""
     columns: tuple[int, int] = (0, 0)
+    library: str = ""
     module_path: str = ""
     explanation: str = ""
     chain: tuple[str, ...] = ()

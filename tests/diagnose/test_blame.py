@@ -1,6 +1,7 @@
 """The culprit: the first cause that mattered, on the user's line, whichever way it travelled."""
 
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -365,3 +366,10 @@ def test_the_guilty_expression_in_the_line_is_known(tmp_path):
     start, end = culprit.columns
     expected = "model.weight / count" if sys.version_info >= (3, 11) else ""
     assert line[max(start - 1, 0) : end].strip("()") == expected
+
+
+def test_the_line_in_the_library_is_told_beside_the_users(tmp_path):
+    """Where the operation lies inside of torch.nn; an operation of the user's own has none."""
+    inside = culprit_of(attention, tmp_path / "a").library
+    assert re.fullmatch(r"torch/nn/functional\.py:\d+", inside)
+    assert culprit_of(division, tmp_path / "b").library == ""
