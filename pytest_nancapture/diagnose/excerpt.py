@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 _AROUND = 1
 """Lines before and after."""
+_WIDTH, _LEAD = 60, 8
+"""Characters of a line that are shown, and of those before the expression where the line is longer."""
 
 
 def excerpt(culprit: Culprit) -> list[str]:
@@ -25,18 +27,18 @@ def excerpt(culprit: Culprit) -> list[str]:
     lines = {n: linecache.getline(str(path), n).rstrip().expandtabs(4) for n in numbers}
     if lines[culprit.line].strip() != culprit.source.expandtabs(4).strip():
         return []
+    guilty = lines[culprit.line]
     indent = min(len(line) - len(line.lstrip()) for line in lines.values() if line)
+    start, end = culprit.columns if culprit.columns[1] else (len(guilty) - len(guilty.lstrip()) + 1, len(guilty))
+    # A line that is too long is shown from shortly before the expression on.
+    left = indent if end - indent <= _WIDTH else max(indent, start - 1 - _LEAD)
     width = len(str(max(lines)))
     shown = []
     for number, line in lines.items():
         if line or number == culprit.line:
             mark = ">" if number == culprit.line else " "
-            shown.append(f"{mark} {number:{width}} | {line[indent:]}")
+            shown.append(f"{mark} {number:{width}} | {line[left : left + _WIDTH]}".rstrip())
         if number == culprit.line:
-            shown.append(f"  {'':{width}} | {_carets(line, culprit.columns, indent)}")
+            carets = " " * (start - 1 - left) + "^" * max(end - start + 1, 1)
+            shown.append(f"  {'':{width}} | {carets[:_WIDTH]}")
     return shown
-
-
-def _carets(line: str, columns: tuple[int, int], indent: int) -> str:
-    start, end = columns if columns[1] else (len(line) - len(line.lstrip()) + 1, len(line))
-    return " " * (start - 1 - indent) + "^" * max(end - start + 1, 1)

@@ -111,6 +111,12 @@ def overflow_selected_away(model, x, bad):
     return (harmless * model.weight / (0.0 if bad else 1.0)).sum()  # blame
 
 
+def metric_beside(model, x, bad):
+    with torch.no_grad():
+        model.metric = ((x - x) / (x - x)).mean()
+    return (model.weight / (0 if bad else 1)).sum()  # blame
+
+
 def lane_beside(model, x, bad):
     first = torch.tensor([True, False, False, False])
     padded = torch.log(x * ~first)
@@ -212,6 +218,7 @@ STEPS = {
     attention: ("aten._softmax.default", "forward"),
     masked_then_bad: ("aten.div.Tensor", "forward"),
     overflow_selected_away: ("aten.div.Tensor", "forward"),
+    metric_beside: ("aten.div.Tensor", "forward"),
     lane_beside: ("aten.div.Tensor", "forward"),
     in_one_lane_of_many: ("aten.div.Tensor", "forward"),
     sqrt_gradient: ("aten.sqrt.default", "backward"),

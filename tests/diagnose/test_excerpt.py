@@ -55,3 +55,12 @@ def test_nothing_is_shown_of_a_file_that_is_gone(culprit, tmp_path):
     """The line itself is in the culprit."""
     (tmp_path / "train.py").unlink()
     assert excerpt(culprit(4)) == []
+
+
+def test_of_a_long_line_the_guilty_part_is_shown(culprit, tmp_path):
+    """So that the report stays within 80 columns."""
+    line = "    loss = " + " + ".join(f"term_{i:02}" for i in range(20)) + " + bad / count"
+    (tmp_path / "train.py").write_text(f"def step():\n{line}\n")
+    start = line.index("bad / count") + 1
+    shown = excerpt(culprit(2, (start, len(line)), source=line.strip()))
+    assert shown[1:] == ["> 2 | rm_19 + bad / count", "    |         ^^^^^^^^^^^"]
