@@ -29,7 +29,8 @@ class NaNCapture(Callback):
         on_capture: ``raise`` ends the run with :class:`~pytest_nancapture.errors.NonFiniteError`, ``stop`` ends it
             cleanly, ``skip`` drops the step and goes on. In all three the weights stay as they were before the step,
             and buffers are put back.
-        max_bundles: how many this run may write; later faults are acted upon all the same.
+        max_bundles: how many this run keeps: the newest faults that differ. One that is seen again is counted in its
+            bundle, not stored again.
         factory: ``package.module:function`` that builds the module without arguments, for constructors whose arguments
             are not all in ``hparams``.
         confirm: how often a captured step is rerun in place, to see whether its fault comes back; 0 for not at all.
