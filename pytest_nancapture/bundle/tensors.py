@@ -61,6 +61,13 @@ def _has_storage(tensor: Tensor) -> bool:
     return True
 
 
+def stored_values(tensor: Tensor) -> Tensor:
+    """Those that a sparse tensor stores; a dense one itself."""
+    if tensor.layout is torch.strided:
+        return tensor
+    return tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[FileRecord, Layouts]:
     """Write `tensors` to `path`, one at a time through host memory; flush to the device, hash on the way.
 

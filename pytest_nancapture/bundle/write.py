@@ -73,7 +73,7 @@ def write_bundle(
         write_text(hidden / MANIFEST_NAME, full.dumps())
         hidden.chmod(0o755)
         return publish(hidden, dirpath, name)
-    except BaseException:
+    except BaseException:  # Ctrl-C, too, must leave nothing behind; it goes on its way
         shutil.rmtree(hidden, ignore_errors=True)
         raise
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from pytest_nancapture.bundle.tensors import stored_values
+
 _FUSED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _TINY = 5e-324
@@ -72,8 +74,7 @@ def _is_number(tensor: Tensor) -> bool:
 
 def _dense(tensor: Tensor) -> Tensor:
     """The stored values of a sparse tensor, complex numbers as pairs."""
-    if tensor.layout is not torch.strided:
-        tensor = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
+    tensor = stored_values(tensor)
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 

@@ -78,10 +78,10 @@ class _Hit:
     led_to: _Hit | None = None
 
 
-def _ancestors(links: Iterable[Link], matters: Tensor | None = None) -> list[_Hit]:
+def _ancestors(links: Iterable[Link]) -> list[_Hit]:
     """All that the links lead back to, each with those of its elements that lead there."""
     seen: dict[int, _Hit] = {}
-    todo: deque[tuple[Link, Tensor | None, _Hit | None]] = deque((link, matters, None) for link in links)
+    todo: deque[tuple[Link, Tensor | None, _Hit | None]] = deque((link, None, None) for link in links)
     while todo:
         link, matters, led_to = todo.popleft()
         reach = link.reach

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from pytest_nancapture.bundle.names import buffers, parameters, submodules
+from pytest_nancapture.bundle.tensors import stored_values
 from pytest_nancapture.diagnose.explain import explain, explain_gradient
 from pytest_nancapture.diagnose.source import Source, user_source
 
@@ -112,7 +113,6 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stack: list[str] = []
         self._count = 0
         self._paused = False
-        self.records: list[Record] = []
 
     def start(self) -> None:
         """Watch from here on: the instant, when the captured values are in the module's tensors."""
@@ -235,7 +235,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             birth = "written" if _is_written(values) else "computed"
         elif any(look.nan for look in bad) and not nan_in:
             birth = "nan"
-        record = Record(
+        return Record(
             index=self._count,
             op=str(func),
             source=source,
@@ -247,15 +247,13 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             explanation=_explain(func, forward, values, bad[0].tensor) if birth else "",
             forward=forward,
         )
-        self.records.append(record)
-        return record
 
     def _origin(self, look: _Look) -> Record | GivenValue:
         return self.writer(look.tensor) or GivenValue("constant")
 
     def _forget(self, tensor: Tensor) -> None:
         """A storage that was written whole, with finite values, has no bad past any more."""
-        values = _values(tensor)
+        values = stored_values(tensor)
         if values.numel() * values.element_size() >= values.untyped_storage().nbytes():
             key = _memory(tensor)
             self._writers.pop(key, None)
@@ -281,22 +279,15 @@ def traced(trace: Trace | None) -> Iterator[None]:
             trace.stop()
 
 
-def _values(tensor: Tensor) -> Tensor:
-    """Those that a sparse tensor stores."""
-    if tensor.layout is torch.strided:
-        return tensor
-    return tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
-
-
 def _memory(tensor: Tensor) -> int:
     """By which a tensor's values are known, whatever view of them is met."""
-    return _values(tensor).untyped_storage().data_ptr()
+    return stored_values(tensor).untyped_storage().data_ptr()
 
 
 def _look(tensor: Tensor) -> _Look:
     if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex) or not tensor.numel() or tensor.is_meta:
         return _Look(tensor, None)
-    values = _values(tensor.detach())
+    values = stored_values(tensor.detach())
     if values.dtype.itemsize == 1:
         values = values.float()
     finite = values.isfinite()

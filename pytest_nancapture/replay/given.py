@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pytest_nancapture.bundle.tensors import stored_values
 from pytest_nancapture.bundle.text import some
 from pytest_nancapture.capture.check import is_finite
 from pytest_nancapture.replay.result import Culprit
@@ -56,7 +57,5 @@ def _samples(tensor: Tensor) -> str:
 
 
 def _values(tensor: Tensor) -> Tensor:
-    values = tensor.detach()
-    if values.layout is not torch.strided:
-        values = values._values() if values.layout is torch.sparse_coo else values.values()
+    values = stored_values(tensor.detach())
     return values.float() if values.dtype.itemsize == 1 else values

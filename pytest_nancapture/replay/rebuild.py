@@ -64,7 +64,7 @@ def build_module(record: ModuleRecord, decoder: Decoder, resolver: Resolver) -> 
         arguments = {name: decoder.decode(value) for name, value in record.arguments.items()}
     try:
         module = build(**arguments)
-    except Exception as error:
+    except Exception as error:  # the user's constructor may raise anything; it is told, with its cause
         lacking = f"; {'; '.join(record.unwritten)}" if record.unwritten else f"; {_HELP}"
         raise RebuildError(
             f"{record.factory or record.target}({', '.join(arguments)}) failed with {type(error).__name__}: {error}"

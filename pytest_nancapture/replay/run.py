@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import sys
@@ -224,8 +225,7 @@ def _read(bundle: Bundle, device: torch.device) -> _Content:
         )
     except (ValueError, OSError) as error:
         raise BundleDamagedError(path, str(error)) from error
-    except Exception as error:
-        # safetensors' own error has no name that every supported release shares.
+    except Exception as error:  # safetensors' own has no name that every supported release shares
         if type(error).__name__ != "SafetensorError":
             raise
         raise BundleDamagedError(path, f"not a safetensors file: {error}") from error
@@ -286,8 +286,6 @@ def _compile(module: Any, names: tuple[str, ...]) -> Any:
 
 
 def _callback(package: str, player: Player) -> Any:
-    import importlib
-
     class Replay(importlib.import_module(package).Callback):  # type: ignore[misc]
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             player.on_train_start(trainer)

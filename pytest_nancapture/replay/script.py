@@ -48,7 +48,7 @@ def load_script(path: Path) -> ModuleType:
         raise RebuildError(
             f"{path} exits when it is imported; put its work under if __name__ == '__main__':"
         ) from error
-    except Exception as error:
+    except Exception as error:  # the user's script may raise anything; it is told, with its cause
         del sys.modules[name]
         raise RebuildError(f"importing {path} failed with {type(error).__name__}: {error}") from error
     return module

@@ -167,7 +167,7 @@ def _copy(bundle: Bundle, place: Path, manifest: Manifest) -> Bundle:
         sync_folder(hidden)
         hidden.rename(place)
         sync_folder(place.parent)
-    except BaseException:
+    except BaseException:  # Ctrl-C, too, must leave nothing behind; it goes on its way
         shutil.rmtree(hidden, ignore_errors=True)
         raise
     return Bundle.open(place)
