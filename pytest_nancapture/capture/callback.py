@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any, get_args
@@ -12,7 +13,7 @@ from lightning.pytorch import Callback
 from pytest_nancapture.capture.react import OnCapture
 from pytest_nancapture.capture.recipe import recipe_of
 from pytest_nancapture.capture.watch import Settings, Watch
-from pytest_nancapture.errors import CaptureError
+from pytest_nancapture.errors import CaptureError, NonFiniteError
 
 _SHARDED = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")
 
@@ -90,6 +91,18 @@ class NaNCapture(Callback):
         self._watch = Watch(trainer, pl_module, recipe, self._settings)
         self._watch.begin()
 
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """See that the epoch's last step is known to be good before anybody acts upon the epoch."""
+        self._settle_look()
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """See that the last step is known to be good before the weights are judged."""
+        self._settle_look()
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """See that the last step is known to be good before it is kept."""
+        self._settle_look()
+
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Stop watching, once all ranks know what one of them found after the last step."""
         if self._watch is not None:
@@ -97,12 +110,18 @@ class NaNCapture(Callback):
         self._end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Stop watching, whatever ended the run."""
+        """Stop watching, whatever ended the run; it may have been the step before that went wrong."""
+        with suppress(NonFiniteError):
+            self._settle_look()
         self._end()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Stop watching."""
         self._end()
+
+    def _settle_look(self) -> None:
+        if self._watch is not None:
+            self._watch.settle_look()
 
     def _end(self) -> None:
         if self._watch is not None:

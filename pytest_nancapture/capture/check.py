@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 import torch
@@ -16,35 +17,54 @@ _TINY = 5e-324
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether no value is NaN or Inf; dense, sparse, complex and low-precision floats alike, integers pass.
+    """Whether no value is NaN or Inf; dense, sparse, complex and low-precision floats alike, integers pass."""
+    return not any(bool(flag) for flag in alarms(tensors))
+
+
+def alarms(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """One flag a device, float32 and without dimensions, left there: 1 where a value is NaN or Inf, else 0.
 
     The fused kernel of GradScaler does the work: it multiplies by 1, so it writes every value back as it was, and
     raises one flag for all. ``.data`` keeps autograd from taking that for a change.
     """
-    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    groups: dict[tuple[int, torch.dtype], list[Tensor]] = {}
     for tensor in tensors:
-        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        dtype = tensor.dtype
+        if dtype in _FUSED and tensor.layout is torch.strided:
+            values = tensor.data
+        elif dtype.is_floating_point or dtype.is_complex:
             values = _dense(tensor.data)
-            groups.setdefault((values.device, values.dtype), []).append(values)
-    flags: dict[torch.device, Tensor] = {}
-    for (device, dtype), group in groups.items():
-        if device not in flags:
-            flags[device] = torch.zeros((), dtype=torch.float32, device=device)
-        if not (dtype in _FUSED and _TINY * 1.0 and _fused_check(group, flags[device])):
+            dtype = values.dtype
+        else:
+            continue
+        key = (tensor.get_device(), dtype)
+        group = groups.get(key)
+        if group is None:
+            groups[key] = [values]
+        else:
+            group.append(values)
+    flags: dict[int, Tensor] = {}
+    for (index, dtype), group in groups.items():
+        if index not in flags:
+            flags[index] = torch.zeros((), dtype=torch.float32, device=group[0].device)
+        if not (dtype in _FUSED and _TINY * 1.0 and _fused_check(group, flags[index])):
             for value in group:
-                flags[device].logical_or_(~_finite(value).all())
-    return not any(bool(flag) for flag in flags.values())
+                flags[index].logical_or_(~_finite(value).all())
+    return list(flags.values())
 
 
 def _fused_check(values: list[Tensor], flag: Tensor) -> bool:
     """Raise `flag` if a value is not finite; False where the kernel cannot write, as into an expanded tensor."""
     try:
-        torch._amp_foreach_non_finite_check_and_unscale_(
-            values, flag, torch.ones((), dtype=torch.float32, device=flag.device)
-        )
+        torch._amp_foreach_non_finite_check_and_unscale_(values, flag, _one(flag.device))
     except RuntimeError:
         return False
     return True
+
+
+@functools.cache
+def _one(device: torch.device) -> Tensor:
+    return torch.ones((), dtype=torch.float32, device=device)
 
 
 def is_finite(tensor: Tensor) -> bool:

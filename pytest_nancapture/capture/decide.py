@@ -62,6 +62,7 @@ def decide(
     batches: int,
     confirm: int,
     rerun: Callable[[], Outcome | None],
+    is_late: bool = False,
 ) -> Decision | None:
     """Decide about a step that is not finite on some rank; every rank comes here at the same time.
 
@@ -71,14 +72,17 @@ def decide(
         batches: micro-batches in the window.
         confirm: how many reruns were asked for; at least one is made where only that can decide.
         rerun: runs the window again in place; None where it could not be run.
+        is_late: gradients may have been clipped or dropped since they were found to be bad; a rerun has them anew.
 
     Returns:
         None where there was no fault.
     """
-    undecided = ranks.count > 1 or (scaled and not finding.bad_losses) or finding.found_in == ("loss",)
+    undecided = is_late or ranks.count > 1 or (scaled and not finding.bad_losses) or finding.found_in == ("loss",)
     outcomes = [rerun() for _ in range(max(confirm, int(undecided)))]
     done = [outcome for outcome in outcomes if outcome is not None]
     seen = [outcome for outcome in done if outcome.failed]
+    if is_late and seen:
+        finding = seen[0].finding
     shares = ranks.gather(_share(finding, done, seen, scaled=scaled, alone=ranks.count == 1))
     blamed = [rank for rank, share in enumerate(shares) if share == Share.GUILTY]
     if not blamed:

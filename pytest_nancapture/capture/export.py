@@ -178,7 +178,7 @@ class Capture:
             epoch=counters["epoch"],
             total_batch_idx=counters["total_batch_idx"],
             num_training_batches=int(batches) if batches != float("inf") else None,
-            last_batch=bool(trainer.fit_loop.epoch_loop.batch_progress.is_last_batch),
+            last_batch=self.window.last_batch,
             guilty_step=self.target,
             max_epochs=trainer.max_epochs,
             max_steps=trainer.max_steps,

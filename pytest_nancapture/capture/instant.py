@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -67,16 +67,28 @@ class KeptBatch:
         return Decoder(tensors, LiveResolver()).decode(self.tree)
 
 
+class Weights(NamedTuple):
+    """Parameters under every name they have, and their version counters."""
+
+    names: list[str]
+    parameters: list[nn.Parameter]
+    versions: list[int]
+
+
 @dataclass
 class Window:
     """The micro-batches since the last optimizer step, and the module's state at the first one's instant.
 
     Attributes:
+        number: of the window since fit began, from 1 up.
         tensors: buffers, and weights that steps change outside of their update, as they were.
         attributes: plain attributes, as they were.
         eval_mode: submodules in eval mode.
         frozen: parameters that required no gradient.
         counters: of the Trainer.
+        last_batch: whether its last micro-batch is the epoch's last.
+        weights: parameters with their names, and how often each was written to, at the instant.
+        held: whether somebody still has to know whether its step was good.
         states: optimizer states from before the first update of the window, by the optimizer's position, where kept.
         optimizer_steps: how many times an optimizer was about to step, or asked for another evaluation.
         stepped: whether the window is closed: the next micro-batch opens another.
@@ -84,11 +96,15 @@ class Window:
         reevaluates: whether an optimizer evaluates its closure several times a step.
     """
 
+    number: int
     tensors: dict[str, Tensor]
     attributes: dict[tuple[str, str], Any]
     eval_mode: tuple[str, ...]
     frozen: tuple[str, ...]
     counters: dict[str, int]
+    last_batch: bool = False
+    weights: Weights = field(default_factory=lambda: Weights([], [], []))
+    held: bool = False
     batches: list[KeptBatch] = field(default_factory=list)
     states: dict[int, Any] = field(default_factory=dict)
     optimizer_steps: int = 0

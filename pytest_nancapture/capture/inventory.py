@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,8 +13,13 @@ from pytest_nancapture.bundle.names import submodules
 class Inventory:
     """Where a module keeps its tensors, so that today's are found by a look into each home.
 
-    A tensor that is put in another's place is seen. A new name is seen when :meth:`refresh` is called, and that of a
-    buffer at once.
+    A buffer that is put in another's place, and a new one, are seen at once; what becomes of parameters is seen when
+    :meth:`refresh` is called.
+
+    Attributes:
+        modules: every submodule with its path.
+        names: of every parameter, under every name it has.
+        weights: the parameters, in that order.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -24,21 +29,40 @@ class Inventory:
     def refresh(self) -> None:
         """List everything anew."""
         self.modules = list(submodules(self._module))
-        self._parameters: list[tuple[str, dict[str, Any], str]] = []
+        self.names: list[str] = []
+        self.weights: list[nn.Parameter] = []
+        self._parameters: dict[str, tuple[dict[str, Any], str]] = {}
         self._buffers: list[tuple[str, dict[str, Any], str]] = []
         for path, submodule in self.modules:
             start = f"{path}." if path else ""
-            self._parameters += [(start + name, submodule._parameters, name) for name in submodule._parameters]
+            for name, parameter in submodule._parameters.items():
+                if parameter is not None:
+                    self.names.append(start + name)
+                    self.weights.append(parameter)
+                    self._parameters[start + name] = (submodule._parameters, name)
             self._buffers += [(start + name, submodule._buffers, name) for name in submodule._buffers]
         self._homes = [submodule._buffers for _, submodule in self.modules]
         self._count = len(self._buffers)
 
-    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Every parameter under every name it has."""
-        for name, home, key in self._parameters:
-            parameter = home.get(key)
-            if parameter is not None:
-                yield name, parameter
+    def parameters(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Today's parameters of these names, as far as they are there."""
+        found = {name: self._parameters[name] for name in names if name in self._parameters}
+        return {name: home[key] for name, (home, key) in found.items() if home.get(key) is not None}
+
+    def versions(self) -> list[int]:
+        """Of the weights: how often each was written to, but through ``.data``."""
+        return [parameter._version for parameter in self.weights]
+
+    def frozen(self) -> tuple[str, ...]:
+        """Parameters that require no gradient."""
+        flags = [parameter.requires_grad for parameter in self.weights]
+        if all(flags):
+            return ()
+        return tuple([name for name, flag in zip(self.names, flags, strict=True) if not flag])
+
+    def eval_mode(self) -> tuple[str, ...]:
+        """Submodules in eval mode."""
+        return tuple([name for name, submodule in self.modules if not submodule.training])
 
     def buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Every buffer under every name it has."""

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_nancapture.bundle.names import parameters, unique_parameters
+from pytest_nancapture.bundle.names import parameters
 from pytest_nancapture.capture.check import fingerprint
-from pytest_nancapture.capture.instant import AttributeWatch, CopyOnWrite, KeptBatch, Window, copy_of
+from pytest_nancapture.capture.instant import AttributeWatch, CopyOnWrite, KeptBatch, Weights, Window, copy_of
 from pytest_nancapture.capture.inventory import Inventory
 from pytest_nancapture.capture.pool import Pool
+from pytest_nancapture.capture.snapshots import Snapshots
 from pytest_nancapture.capture.wraps import is_inherited
 
 _FINGERPRINTED = 2
@@ -42,8 +43,9 @@ class Keeper:
         self._zeroes = module.automatic_optimization and is_inherited(module, "optimizer_zero_grad")
         self._inventory = inventory
         self._pool = Pool()
+        self._snapshots = Snapshots(inventory, self._pool)
+        self._closed: list[Window] = []
         self._moving: set[str] = set()
-        self._versions: dict[str, int] = {}
         self._fingerprints: dict[str, Tensor] = {}
         self._windows = 0
         self._most_steps = 0
@@ -57,6 +59,7 @@ class Keeper:
         if self.window is None or self.window.stepped or self._starts_anew(batch_idx):
             self._open()
         assert self.window is not None
+        self.window.last_batch = bool(self._trainer.fit_loop.epoch_loop.batch_progress.is_last_batch)
         self.window.batches.append(KeptBatch.keep(batch, batch_idx, self._module.device, self._pool.copies))
         return CopyOnWrite(self._module, self.window.tensors) if self._own_start_hook else None
 
@@ -95,62 +98,77 @@ class Keeper:
 
     def learn(self) -> None:
         """Before the window's first update: which weights has the step itself moved?"""
+        window = self.window
+        assert window is not None
         if self._fingerprints:
-            now = dict(self._inventory.parameters())
+            now = self._inventory.parameters(self._fingerprints)
             before = self._fingerprints.items()
-            self._moving |= {name for name, value in before if name in now and fingerprint(now[name]) != value}
+            self._moving |= {name for name, value in before if name in now and bool(fingerprint(now[name]) != value)}
             self._fingerprints = {}
-        if math.log2(self._windows).is_integer():
-            self._moving |= self.moved()
+        if self._is_rare:
+            self._moving |= moved(window)
 
-    def moved(self) -> set[str]:
-        """Weights that were written since the instant and before any update, without having been kept."""
-        assert self.window is not None
-        return {
-            name
-            for name, parameter in unique_parameters(self._module)
-            if name not in self.window.tensors and parameter._version != self._versions.get(name, parameter._version)
-        }
-
-    def whose_weights(self) -> str:
+    def whose_weights(self, window: Window) -> str:
         """Who is to blame for weights that were not finite at the instant, a sentence."""
-        assert self.window is not None
-        if self._windows == 1:
+        if window.number == 1:
             return "the weights were not finite when training began: the initialisation or the checkpoint is to blame"
-        step = self.window.counters["global_step"] - 1
+        step = window.counters["global_step"] - 1
         return (
             f"the weights were not finite before the step began: the update of step {step} is to blame; capture that "
             "with NaNCapture(optimizer_history=True)"
         )
 
+    @property
+    def _is_rare(self) -> bool:
+        """The first windows, and then ever fewer: those that are looked at closely."""
+        return math.log2(self._windows).is_integer()
+
     def _open(self) -> None:
         trainer = self._trainer
         if self.window is not None:
             self._most_steps = max(self._most_steps, self.window.optimizer_steps)
-            kept = [self.window.tensors, *(batch.tensors for batch in self.window.batches)]
-            self._pool.give_back(tensor for tensors in kept for tensor in tensors.values())
+            self._closed.append(self.window)
+        free = [window for window in self._closed if not window.held]
+        self._closed = [window for window in self._closed if window.held]
+        kept = [tensors for window in free for tensors in (window.tensors, *(b.tensors for b in window.batches))]
+        self._snapshots.give_back(tensor for tensors in kept for tensor in tensors.values())
         self._windows += 1
         inventory = self._inventory
-        if math.log2(self._windows).is_integer():
+        if self._is_rare:
             inventory.refresh()
-        weights = dict(inventory.parameters())
-        moving = {name: weights[name] for name in self._moving if name in weights}
-        tensors = self._pool.copies({**dict(inventory.buffers()), **moving})
-        self._versions = {name: parameter._version for name, parameter in weights.items()}
+        weights = Weights(inventory.names, inventory.weights, inventory.versions())
         if self._windows <= _FINGERPRINTED:
-            self._fingerprints = {name: fingerprint(parameter) for name, parameter in weights.items()}
+            self._fingerprints = fingerprints(weights)
         self.window = Window(
-            tensors=tensors,
+            number=self._windows,
+            tensors=self._snapshots.take(inventory.parameters(self._moving), by_value=self._is_rare),
             attributes=self.attributes.keep(),
-            eval_mode=tuple([name for name, submodule in inventory.modules if not submodule.training]),
-            frozen=tuple([name for name, parameter in weights.items() if not parameter.requires_grad]),
+            eval_mode=inventory.eval_mode(),
+            frozen=inventory.frozen(),
             counters={
                 "global_step": trainer.global_step,
                 "epoch": trainer.current_epoch,
                 "total_batch_idx": trainer.fit_loop.epoch_loop.total_batch_idx,
             },
+            weights=weights,
             reevaluates=any(reevaluates(optimizer) for optimizer in trainer.optimizers),
         )
+
+
+def moved(window: Window) -> set[str]:
+    """Weights that were written since the instant and before any update, without having been kept."""
+    names, parameters, versions = window.weights
+    pairs = zip(names, parameters, versions, strict=True)
+    changed: dict[int, str] = {}  # a tied one goes by its first name
+    for name, parameter, version in pairs:
+        if parameter._version != version:
+            changed.setdefault(id(parameter), name)
+    return {name for name in changed.values() if name not in window.tensors}
+
+
+def fingerprints(weights: Weights) -> dict[str, Tensor]:
+    """Of every parameter, left on its device."""
+    return {name: fingerprint(p) for name, p in zip(weights.names, weights.parameters, strict=True)}
 
 
 def constant_hyperparameters(first: list[dict[str, Any]], groups: list[dict[str, Any]]) -> tuple[tuple[str, ...], ...]:

@@ -84,7 +84,7 @@ class Reaction:
         is_mine = self._ranks.mine in captured.blamed
         blamed = ", ".join(map(str, captured.blamed))
         if self._ranks.mine == 0 and not is_mine:
-            log.warning("%snancapture: step %d: not finite on rank %s", self.new_line, captured.step, blamed)
+            log.warning("%snancapture: step %d: not finite on rank %s", new_line(self._trainer), captured.step, blamed)
         if self._on_capture == "raise":
             where = f"bundle {shown(captured.path)}" if captured.path else "no bundle was written"
             self._raised = NonFiniteError(
@@ -105,7 +105,7 @@ class Reaction:
             words = {"stop": "stopping the run", "skip": f"{skipped}, training goes on"}[self._on_capture]
             log.warning("nancapture: %s (on_capture=%r)", words, self._on_capture)
 
-    @property
-    def new_line(self) -> str:
-        """A progress bar leaves the cursor in the middle of its line."""
-        return "\n" if self._trainer.progress_bar_callback is not None else ""
+
+def new_line(trainer: Any) -> str:
+    """What begins a message: a progress bar leaves the cursor in the middle of its line."""
+    return "\n" if trainer.progress_bar_callback is not None else ""

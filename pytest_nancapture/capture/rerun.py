@@ -84,7 +84,6 @@ class Rerun:
     raw_bad: bool = False
     guilty: int | None = None
     steps: int = 0
-    is_last_batch: bool = False
     bad_before: frozenset[str] = frozenset()
     finding: Finding | None = None
     last_loss: Tensor | None = None
@@ -97,10 +96,10 @@ class Rerun:
         """
         start = time.perf_counter()
         self.bad_before = frozenset(not_finite(self.window.tensors))
-        self.is_last_batch = self.trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
         with preserved(self.trainer, self.module, updates=self.target > 0), self._quiet(), self._unscaled():
-            manual = self.trainer.fit_loop.epoch_loop.manual_optimization
-            manual.optim_step_progress.total.completed = self.window.counters["global_step"]
+            loop, step = self.trainer.fit_loop.epoch_loop, self.window.counters["global_step"]
+            loop.manual_optimization.optim_step_progress.total.completed = step
+            loop.automatic_optimization.optim_progress.optimizer.step.total.completed = step
             self.window.restore_tensors(self.module)
             self.window.restore_flags(self.module)
             for position, state in self.window.states.items():
@@ -180,7 +179,7 @@ class Rerun:
         loop, position = trainer.fit_loop.epoch_loop, len(self.losses)
         loop.batch_progress.current.ready = kept.batch_idx + 1
         loop.batch_progress.total.ready = self.window.counters["total_batch_idx"] + position + 1
-        loop.batch_progress.is_last_batch = self.is_last_batch and kept is self.window.batches[-1]
+        loop.batch_progress.is_last_batch = self.window.last_batch and kept is self.window.batches[-1]
         with self._unseen():
             tensors = kept.copies()
             batch = kept.batch_of(tensors)

@@ -15,16 +15,17 @@ from torch import Tensor
 from pytest_nancapture.bundle.manifest import Reproduced
 from pytest_nancapture.bundle.names import unique_parameters
 from pytest_nancapture.capture.buffers import BufferWatch
-from pytest_nancapture.capture.check import all_finite, has_nan, is_finite
+from pytest_nancapture.capture.check import alarms, all_finite, has_nan, is_finite
 from pytest_nancapture.capture.decide import Decision, decide
-from pytest_nancapture.capture.export import Capture
+from pytest_nancapture.capture.deferral import Deferral, Look
 from pytest_nancapture.capture.finding import look, note_backward
 from pytest_nancapture.capture.instant import Window
 from pytest_nancapture.capture.inventory import Inventory
 from pytest_nancapture.capture.keeper import Keeper
 from pytest_nancapture.capture.ranks import Ranks
-from pytest_nancapture.capture.react import Captured, OnCapture, Reaction
+from pytest_nancapture.capture.react import OnCapture, Reaction
 from pytest_nancapture.capture.recipe import Recipe
+from pytest_nancapture.capture.record import Recorder, captured
 from pytest_nancapture.capture.rerun import Outcome, Rerun, parameters_of
 from pytest_nancapture.capture.shelf import Shelf
 from pytest_nancapture.capture.wraps import Wraps, is_inherited, last_hook
@@ -67,17 +68,18 @@ class Watch:
     def __init__(self, trainer: Any, module: Any, recipe: Recipe, settings: Settings) -> None:
         self._trainer = trainer
         self._module = module
-        self._recipe = recipe
         self._settings = settings
         self._wraps = Wraps()
         inventory = Inventory(module)
         self._keeper = Keeper(trainer, module, inventory)
-        self._shelf = Shelf(settings.dirpath, settings.max_bundles)
         self._ranks = Ranks(trainer)
         self._rerun: Rerun | None = None
         self._buffers = BufferWatch(inventory)
         self._goes_on = not (module.automatic_optimization and is_inherited(module, "on_train_batch_end"))
         self._reaction = Reaction(trainer, self._ranks, settings.on_capture)
+        shelf = Shelf(settings.dirpath, settings.max_bundles)
+        self._record = Recorder(trainer, module, recipe, self._keeper, self._buffers, shelf)
+        self._deferral = Deferral(trainer, module, history=settings.optimizer_history)
 
     def begin(self) -> None:
         """Put the wrappers in place."""
@@ -87,6 +89,8 @@ class Watch:
         put(self._module, "on_train_batch_end", self._on_train_batch_end)
         put(strategy, "backward", self._backward)
         put(strategy, "optimizer_step", self._optimizer_step)
+        if self._deferral.is_possible:
+            put(self._module, "optimizer_zero_grad", self._zero_grad)
         if not self._module.automatic_optimization:
             self._wraps.put_on_raw_steps(strategy, self._trainer.optimizers, self._before_raw_step)
 
@@ -96,8 +100,28 @@ class Watch:
         Raises:
             NonFiniteError: the run is to end by it.
         """
+        self.settle_look()
         if self._ranks.any(self._reaction.owes):
             self._reaction.settle()
+
+    def settle_look(self) -> None:
+        """Wait for a flag that is still on its way from the device, and act if it is up.
+
+        Raises:
+            NonFiniteError: the run is to end by it.
+        """
+        alarm = self._deferral.take()
+        if alarm is None:
+            return
+        window, current = alarm.window, self._keeper.window
+        try:
+            self._decide(window, alarm.optimizer, alarm.target, alarm.suspects, is_late=True)
+        except DropStep:
+            if current is not None and current is not window:
+                # The next step is under way, with buffers of the bad one: it is dropped too.
+                current.tensors, current.dropped = window.tensors, True
+                window.tensors = {}
+            self._deferral.is_possible = self._settings.on_capture == "skip"
 
     def end(self) -> None:
         """Take the wrappers off and let go of everything kept."""
@@ -107,7 +131,10 @@ class Watch:
     # The wrappers, in the order in which Lightning comes by.
 
     def _on_train_batch_start(self, original: Callable[..., Any], batch: Any, batch_idx: int, *rest: Any) -> Any:
-        with self._keeper.keep_batch(batch, batch_idx) or nullcontext():
+        own_hook = self._keeper.keep_batch(batch, batch_idx)
+        if self._keeper.window is not None and not self._deferral.at_the_instant(self._keeper.window):
+            self.settle_look()
+        with own_hook or nullcontext():
             response = original(batch, batch_idx, *rest)
         if response == -1:
             self._keeper.drop_batch()
@@ -131,6 +158,13 @@ class Watch:
         except DropStep:
             self._forget_scaling()
             return None
+        finally:
+            if window is not None and self._rerun is None:
+                self._deferral.after_update(window, optimizer)
+
+    def _zero_grad(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.settle_look()
+        return original(*args, **kwargs)
 
     def _before_raw_step(self, optimizer: Any, has_closure: bool) -> None:
         """An update past Lightning cannot be held up; without gradients it changes nothing."""
@@ -174,15 +208,20 @@ class Watch:
 
     def _check(self, window: Window, optimizer: Any) -> None:
         """Look at what the optimizer is about to use; on a fault, act before it does."""
+        if window.dropped:
+            raise DropStep
         target = window.optimizer_steps
         window.optimizer_steps += 1
         window.stepped = True
         if target == 0:
             self._keeper.learn()
-        optimized = parameters_of(optimizer)
         suspects = self._buffers.suspects()
-        gradients = [parameter.grad for parameter in optimized if parameter.grad is not None]
-        finite = all_finite([*gradients, *window.losses, *suspects.values()])
+        gradients = [gradient for p in parameters_of(optimizer) if (gradient := p.grad) is not None]
+        flags = alarms([*gradients, *window.losses, *suspects.values()])
+        if self._deferral.may_wait(window, optimizer, gradients, flags):
+            self._deferral.look = Look.begin(window, optimizer, target, suspects, flags[0])
+            return
+        finite = not any(map(bool, flags))
         if self._ranks.any(not finite or self._reaction.owes):
             self._reaction.settle()
             if self._ranks.any(not finite):
@@ -193,8 +232,14 @@ class Watch:
         if self._settings.optimizer_history:
             self._keeper.keep_all()
 
-    def _decide(self, window: Window, optimizer: Any, target: int, suspects: Mapping[str, Tensor]) -> None:
-        """Find out whether it is a fault and whose; if so, act and drop the step."""
+    def _decide(
+        self, window: Window, optimizer: Any, target: int, suspects: Mapping[str, Tensor], *, is_late: bool = False
+    ) -> None:
+        """Find out whether it is a fault and whose; if so, act and drop the step.
+
+        Args:
+            is_late: the update is over, which the device has left out.
+        """
         losses = [batch.losses for batch in window.batches]
         bad_buffers = self._buffers.poisoned(suspects, window.tensors)
         # The user's step may itself speak to other ranks, so all of them run it again or none does.
@@ -206,6 +251,7 @@ class Watch:
             batches=len(window.batches),
             confirm=self._settings.confirm,
             rerun=lambda: self._rerun_once(window, optimizer, target) if is_kept else None,
+            is_late=is_late,
         )
         if decision is not None:
             culprit = self._culprit(window, optimizer, target, decision) if is_kept else None
@@ -226,8 +272,8 @@ class Watch:
         trace = Trace(self._module, {}, package_folder(self._module))
         outcome = self._rerun_once(window, optimizer, target, trace)
         culprit = outcome.culprit if outcome is not None else None
-        bad = self._bad_before(window)
-        weights = {name: value for name, value in self._weights(window).items() if name in bad}
+        bad = self._record.bad_before(window)
+        weights = {name: value for name, value in self._record.weights(window).items() if name in bad}
         given = given_fault(weights, batch)
         if culprit is not None and given is not None and culprit.phase == given.phase:
             return given
@@ -262,7 +308,7 @@ class Watch:
         if weights or self._ranks.count == 1:
             self._capture(window, target, decision, dropped=bool(weights or window.states))
         else:
-            path = self._write(window, target, decision)
+            path = self._record.write(window, target, decision)
             window.restore_tensors(self._module)
             self._reaction.owe(captured(window, decision, path, dropped=False))
 
@@ -281,7 +327,7 @@ class Watch:
     def _capture(self, window: Window, target: int, decision: Decision, *, dropped: bool = True) -> None:
         """Write the bundle if this rank is to blame, clean up, and end the run if that is wanted; on all ranks."""
         is_mine = self._ranks.mine in decision.blamed
-        path = self._write(window, target, decision) if is_mine else None
+        path = self._record.write(window, target, decision) if is_mine else None
         self._ranks.wait()
         for position, state in window.states.items():
             self._trainer.optimizers[position].load_state_dict(state)
@@ -295,50 +341,6 @@ class Watch:
         for parameter in self._module.parameters():
             parameter.grad = None
 
-    def _write(self, window: Window, target: int, decision: Decision) -> Path | None:
-        finding = decision.finding
-        bad_before = self._bad_before(window)
-        if bad_before and not finding.weights:
-            finding = dataclasses.replace(finding, weights=bad_before)
-        log.warning(
-            "%snancapture: step %d: %s", self._reaction.new_line, window.counters["global_step"], finding.summary
-        )
-        if decision.culprit is not None:
-            log.warning("nancapture: culprit  %s", culprit_line(decision.culprit))
-        if bad_before and finding.weights == bad_before:
-            log.warning("nancapture: %s", self._keeper.whose_weights())
-        states: list[Any] | None = None
-        if window.states and (target or window.reevaluates or finding.weights):
-            # An optimizer that has not stepped in this window is still as it was.
-            live = enumerate(self._trainer.optimizers)
-            states = [window.states.get(position) or optimizer.state_dict() for position, optimizer in live]
-        capture = Capture(
-            trainer=self._trainer,
-            module=self._module,
-            window=window,
-            recipe=self._recipe,
-            finding=finding,
-            guilty=decision.guilty,
-            target=target,
-            reproduced=decision.reproduced,
-            culprit=decision.culprit,
-            attributes=self._keeper.attributes.changed(window.attributes),
-            buffers=self._buffers,
-            changed_before_copy=tuple(sorted(self._keeper.moved())),
-            optimizer_states=states,
-            hyperparameters=self._keeper.hyperparameters,
-        )
-        return self._shelf.put(capture)
-
-    def _bad_before(self, window: Window) -> tuple[str, ...]:
-        """Weights that were not finite at the instant."""
-        return tuple(name for name, value in self._weights(window).items() if not is_finite(value))
-
-    def _weights(self, window: Window) -> dict[str, Tensor]:
-        """Parameters as of the instant."""
-        now = {name: parameter.detach() for name, parameter in unique_parameters(self._module)}
-        return {name: window.tensors.get(name, value) for name, value in now.items()}
-
     @property
     def _scaler(self) -> Any:
         return getattr(self._trainer.precision_plugin, "scaler", None)
@@ -348,22 +350,3 @@ class Watch:
         scaler = self._scaler
         if scaler is not None and scaler._scale is not None:
             scaler.update(scaler.get_scale())
-
-
-def culprit_line(culprit: Culprit) -> str:
-    """As in the log: ``mean_loss = loss / count   train.py:42   aten.div (division by zero ...)``."""
-    place = f"{culprit.file}:{culprit.line}" if culprit.file else ""
-    op = ".".join(culprit.op.split(".")[:2])
-    why = f"({culprit.explanation})" if op and culprit.explanation else culprit.explanation
-    return "   ".join(part for part in (culprit.source, place, f"{op} {why}".strip()) if part)
-
-
-def captured(window: Window, decision: Decision, path: Path | None, *, dropped: bool) -> Captured:
-    """What the reaction has to know."""
-    return Captured(
-        step=window.counters["global_step"],
-        blamed=decision.blamed,
-        summary=decision.finding.summary,
-        path=path,
-        dropped=dropped,
-    )

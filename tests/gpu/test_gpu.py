@@ -141,3 +141,47 @@ def test_states_of_every_device_come_back():
     before = torch.rand(4, device=device)
     states.restore()
     assert torch.equal(before, torch.rand(4, device=device))
+
+
+class Unsynchronized(pl.Callback):
+    """From step `first` to `last`, anything that makes the host wait for the device is an error."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self.first, self.last = first, last
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == self.first:
+            torch.cuda.set_sync_debug_mode("error")
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == self.last:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA alone tells when the host waits")
+@pytest.mark.parametrize("fused", [False, True], ids=["foreach", "fused"])
+def test_the_host_never_waits_where_the_optimizer_takes_found_inf(tmp_path, fused):
+    """Steps 10 to 14: the first ones, and then every 2^n-th, are looked at more closely. The test can fail: foreach."""
+    data = [[part.cuda() for part in batch] for batch in batches(bad=-1) * 3]
+    callbacks = [Unsynchronized(10, 14), NaNCapture(tmp_path)]
+    try:
+        if fused:
+            fit(Net(fused=True), data, callbacks)
+        else:
+            with pytest.raises(RuntimeError, match="synchroniz"):
+                fit(Net(fused=False), data, callbacks)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="only there may a flag wait on the device")
+@pytest.mark.parametrize("bad", [3, 5], ids=["in between", "last step"])
+def test_the_bundle_is_that_of_the_guilty_step_though_the_flag_is_read_later(tmp_path, bad):
+    """The weights are those from before it, and its replay is red."""
+    module = Net(fused=True)
+    with pytest.raises(NonFiniteError):
+        fit(module, batches(bad=bad), [NaNCapture(tmp_path)])
+    (path,) = find_bundles(tmp_path)
+    assert Bundle.open(path).fault.global_step == bad
+    assert replay(path).verdict == "nonfinite"
+    assert all(bool(parameter.isfinite().all()) for parameter in module.parameters())
