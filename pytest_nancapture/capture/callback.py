@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any, get_args
 
 from lightning.pytorch import Callback
+from torch.nn.parameter import is_lazy
 
+from pytest_nancapture.bundle.names import buffers, parameters
+from pytest_nancapture.bundle.tensors import unwritable
 from pytest_nancapture.capture.react import OnCapture
 from pytest_nancapture.capture.recipe import recipe_of
 from pytest_nancapture.capture.watch import Settings, Watch
@@ -88,6 +92,8 @@ class NaNCapture(Callback):
         recipe = recipe_of(pl_module, self._factory)
         for problem in recipe.problems if trainer.is_global_zero else ():
             log.warning("nancapture: bundles of this run cannot be replayed without help: %s", problem)
+        for problem in _unwritable(pl_module) if trainer.is_global_zero else ():
+            log.warning("nancapture: this run will write no bundle: %s", problem)
         self._watch = Watch(trainer, pl_module, recipe, self._settings)
         self._watch.begin()
 
@@ -127,3 +133,10 @@ class NaNCapture(Callback):
         if self._watch is not None:
             self._watch.end()
             self._watch = None
+
+
+def _unwritable(module: Any) -> Iterator[str]:
+    for name, tensor in (*parameters(module), *buffers(module)):
+        problem = "" if is_lazy(tensor) else unwritable(tensor)
+        if problem:
+            yield f"{name}: {problem}"

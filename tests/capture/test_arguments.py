@@ -269,3 +269,20 @@ def test_an_ignored_argument_with_a_default_is_no_problem(tmp_path, caplog):
     """The remedy in the message works."""
     assert warnings_of(Defaults(hook=lambda: None), caplog, tmp_path) == []
     assert rebuilt(capture_one(Defaults(hook=lambda: None), batches(), tmp_path)).hparams == {"width": 3}
+
+
+class Quantized(Net):
+    """Holds a buffer of a kind that no bundle can hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        table = torch.quantize_per_tensor(torch.randn(3), 0.1, 0, torch.quint8)
+        self.register_buffer("table", table, persistent=False)
+
+
+def test_weights_that_cannot_be_written_are_told_when_training_begins(tmp_path, caplog):
+    """And training itself goes on as without the callback."""
+    fit(Quantized(), batches(bad=()), NaNCapture(tmp_path))
+    assert (
+        "this run will write no bundle: table: quantized tensors (torch.quint8) have no form in a bundle" in caplog.text
+    )
