@@ -1,9 +1,11 @@
-"""The examples: the network is a ResNet-50, its fault and its fix are real, the CI files gate."""
+"""The examples: the network is a ResNet-50, each fault and its fix are real, the CI files gate."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +14,15 @@ import torch
 import yaml
 from fake_bundles import write_bundle
 
+from pytest_nancapture import Bundle, find_bundles, replay
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+GALLERY = EXAMPLES / "gallery"
+KINDS = sorted(path.stem for path in (GALLERY / "faults").glob("[!_]*.py"))
 GATE = "pytest --nan-bundles=fixtures --nan-require-gpu --junitxml="
 
 
@@ -183,6 +189,117 @@ def test_images_are_the_same_in_every_run() -> None:
     assert label.dtype == torch.int64
     assert not torch.equal(dataset[6][0], first)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.fixture
+def gallery(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Its train.py, with its faults importable."""
+    monkeypatch.syspath_prepend(GALLERY)
+    return load(GALLERY / "train.py")
+
+
+@pytest.fixture
+def pinning(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Its pin.py."""
+    monkeypatch.syspath_prepend(GALLERY)
+    return load(GALLERY / "pin.py")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", KINDS)
+def test_gallery(gallery: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str) -> None:
+    """Broken, a kind is captured and its statement named; mended, its bundle is green and its training finite."""
+    faulty = importlib.import_module(f"faults.{kind}")
+    monkeypatch.setattr(faulty, "BROKEN", True)
+    _, error = gallery.train(kind, tmp_path / "broken")
+
+    assert error is not None
+    [bundle] = map(Bundle.open, find_bundles(tmp_path / "broken"))
+    culprit = bundle.manifest.fault.culprit or {}
+    assert culprit.get("source", "") == faulty.GUILTY
+    assert culprit.get("file", "") == (f"examples/gallery/faults/{kind}.py" if faulty.GUILTY else "")
+
+    monkeypatch.setattr(faulty, "BROKEN", False)
+    assert replay(bundle.path).verdict == "finite"
+    module, error = gallery.train(kind, tmp_path / "mended")
+    assert error is None
+    assert all(tensor.isfinite().all() for tensor in module.state_dict().values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gallery_shows_the_statement_alone(kind: str) -> None:
+    """The switch is off, and the statement that a capture names is the only one that it would bring back."""
+    source = (GALLERY / "faults" / f"{kind}.py").read_text(encoding="utf-8")
+    guilty = re.search(r'^GUILTY = "(.*)"', source, re.MULTILINE)
+
+    assert guilty is not None
+    assert source.count("if BROKEN:\n") == 1
+    assert re.search(rf"^( *)if BROKEN:\n\1    {re.escape(guilty[1])}.*\n\1(else|return)\b", source, re.MULTILINE)
+
+
+def test_gallery_is_complete(gallery: ModuleType) -> None:
+    """The list of kinds, the README's table and the files are the same."""
+    readme = (GALLERY / "README.md").read_text(encoding="utf-8")
+
+    assert sorted(gallery.KINDS) == KINDS
+    assert sorted(re.findall(r"^\| `(\w+)` \|", readme, re.MULTILINE)) == KINDS
+
+
+@pytest.mark.parametrize(
+    ("bundles", "codes", "problem"),
+    [
+        (1, [0, 0, 0], None),
+        (1, [3], "exit code 3"),
+        (0, [0], "masked_mean: expected one bundle of its training, came 0"),
+        (1, [0, 1], "exit code 1"),
+        (1, [0, 0, 1], "exit code 1"),
+    ],
+)
+def test_gallery_pins_what_is_red_when_broken_and_green_when_mended(
+    pinning: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    bundles: int,
+    codes: list[int],
+    problem: str | None,
+) -> None:
+    """Training and pinning run with the fault, the last replay without; what fails ends it with exit code 1."""
+    acts: list[str] = []
+    switches: list[str] = []
+    left = iter(codes)
+
+    def run(command: list[str], *, env: dict[str, str], **_: Any) -> subprocess.CompletedProcess[str]:
+        acts.append(next(word for word in command if Path(word).name in ("train.py", "pin", "pytest")))
+        switches.append(env["NANCAPTURE_GALLERY"])
+        for folder in (word.partition("--bundles=")[2] for word in command if word.startswith("--bundles=")):
+            for number in range(bundles):
+                write_bundle(Path(folder) / "masked_mean" / f"step-{number:06d}-rank-0")
+        return subprocess.CompletedProcess(command, next(left))
+
+    monkeypatch.setattr("subprocess.run", run)
+    monkeypatch.setattr("sys.argv", ["pin.py", "masked_mean", f"--into={tmp_path}"])
+
+    if problem is None:
+        pinning.main()
+        assert acts == ["examples/gallery/train.py", "pin", "pytest"]
+        assert switches == ["broken", "broken", ""]
+    else:
+        with pytest.raises(SystemExit, match=f"Not pinned: {problem}"):
+            pinning.main()
+    assert list(left) == []
+
+
+def test_gallery_pins_only_what_it_has_and_where_nothing_is(
+    pinning: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong name, or a bundle that is there, is refused before anything is trained."""
+    (tmp_path / "masked_mean").mkdir()
+
+    for kind, message in {"mean": "came 'mean'", "masked_mean": "remove it to pin it anew"}.items():
+        monkeypatch.setattr("sys.argv", ["pin.py", kind, f"--into={tmp_path}"])
+        with pytest.raises(SystemExit, match="2"):
+            pinning.main()
+        assert message in capsys.readouterr().err
 
 
 def test_github_actions() -> None:
