@@ -157,22 +157,23 @@ def many(place: Path, count: int, rounds: int) -> dict[str, list[float]]:
     sys.path.append(str(HERE.parent))
     from fake_bundles import write_bundle
 
-    bundles, plain = place / "many", place / "plain"
+    repository, plain = place / "repository", place / "plain"
+    bundles = repository / "fixtures"
     for number in range(count):
         write_bundle(bundles / f"step-{number:06d}-rank-0", fault={"global_step": number})
+    (repository / "tests").mkdir()
+    (repository / "pytest.ini").write_text("[pytest]\ntestpaths = tests\n")
     plain.mkdir()
-    for folder in (place, plain):
-        (folder / "pytest.ini").write_text("[pytest]\n")
+    (plain / "pytest.ini").write_text("[pytest]\n")
     text = f'import pytest\n\n@pytest.mark.parametrize("i", range({count}))\ndef test_it(i):\n    pass\n'
     (plain / "test_plain.py").write_text(text)
     quiet = ("-p", "no:cacheprovider", "--co", "-q")
     commands = {
         "nancapture list": partial(clocked, place, "-c", _LIST, "list", str(bundles)),
         "json.loads of each bundle.json": partial(clocked, place, "-c", _READ, str(bundles)),
-        "pytest --co --nan-bundles": partial(collect, place, *pytest_with_us(), *quiet, f"--nan-bundles={bundles}"),
+        "pytest --co --nan-bundles": partial(collect, repository, *pytest_with_us(), *quiet, "--nan-bundles=fixtures"),
         "pytest --co of a parametrized test": partial(collect, plain, *pytest_with_us(), *quiet),
     }
-    (place / "pytest.ini").write_text("[pytest]\ntestpaths = none\n")
     found = tables.interleaved(commands, rounds)
     names = list(found)
     print()
