@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import logging
 import multiprocessing
 import os
 import shutil
@@ -81,6 +82,7 @@ WRITERS: dict[str, Callable[[Path, dict[str, Tensor]], None]] = {"this": write_o
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print three tables."""
     options = parse(argv)
+    logging.getLogger("pytest_nancapture").setLevel(logging.ERROR)
     results: tables.Results = {"machine": tables.machine(), "write": {}, "read": {}, "memory": {}}
     print(f"{tables.machine_line(results['machine'])}; medians (quartiles) of {options.rounds} rounds\n")
     kinds = {f"{options.megabytes} MB": large(options.megabytes), f"{_SMALL:,} tensors of 64 bytes": small()}
@@ -153,6 +155,7 @@ def extra_memory(writer: str, options: argparse.Namespace) -> int:
 
 def peak_beyond(writer: str, megabytes: int, where: Path | None) -> int:
     """Bytes between what is resident before writing and the height while writing."""
+    logging.getLogger("pytest_nancapture").setLevel(logging.ERROR)
     tensors = large(megabytes)
     with tempfile.TemporaryDirectory(dir=where) as folder:
         WRITERS[writer](Path(folder), {"x": torch.zeros(1)})  # imports and buffers that are made once
