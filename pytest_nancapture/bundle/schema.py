@@ -23,25 +23,37 @@ def read(cls: type[T], data: object, where: str) -> T:
     """
     if not isinstance(data, dict):
         raise SchemaError(f"{where}: expected an object, came {_kind(data)}")
-    hints, values = _hints(cls), {}  # type: ignore[arg-type]
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-        place = f"{where}.{field.name}" if where else field.name
-        if field.name in data:
-            values[field.name] = _convert(hints[field.name], data[field.name], place)
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+    values = {}
+    for name, hint, is_needed in _fields(cls):  # type: ignore[arg-type]
+        place = f"{where}.{name}" if where else name
+        if name in data:
+            values[name] = _convert(hint, data[name], place)
+        elif is_needed:
             raise SchemaError(f"{place}: missing")
     return cls(**values)
 
 
 @functools.cache
-def _hints(cls: Any) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+def _fields(cls: Any) -> list[tuple[str, Any, bool]]:
+    """Name, type, and whether it has to be given; found out once, since thousands of bundles may be read."""
+    hints, missing = typing.get_type_hints(cls), dataclasses.MISSING
+    return [
+        (field.name, hints[field.name], field.default is missing and field.default_factory is missing)
+        for field in dataclasses.fields(cls)
+    ]
+
+
+@functools.cache
+def _form(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What a type is made of, and of which; found out once."""
+    is_record = dataclasses.is_dataclass(hint) and isinstance(hint, type)
+    return dataclasses.dataclass if is_record else typing.get_origin(hint), typing.get_args(hint)
 
 
 def _convert(hint: Any, data: Any, where: str) -> Any:
     if hint is Any:
         return data
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    origin, args = _form(hint)
     if origin in (typing.Union, types.UnionType):
         if data is None and type(None) in args:
             return None
@@ -50,7 +62,7 @@ def _convert(hint: Any, data: Any, where: str) -> Any:
         if data not in args:
             raise SchemaError(f"{where}: expected one of {', '.join(map(repr, args))}, came {data!r:.80}")
         return data
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+    if origin is dataclasses.dataclass:
         return read(hint, data, where)
     if origin is tuple:
         _expect(isinstance(data, list), "a list", data, where)

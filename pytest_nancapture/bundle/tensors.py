@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from pytest_nancapture.bundle.manifest import FileRecord, Layouts
+from pytest_nancapture.bundle.text import human_size
 
 _NATIVE = {
     torch.float64: "F64",
@@ -36,6 +39,11 @@ _COMPRESSED = {
     torch.sparse_bsc: ("ccol_indices", "row_indices"),
 }
 _ALIGNMENT = 16
+_BLOCK = 2**24
+_PATIENCE = 1.0
+"""Seconds of writing after which whoever waits for it is told."""
+
+log = logging.getLogger("pytest_nancapture")
 
 
 def unwritable(tensor: Tensor) -> str:
@@ -69,7 +77,7 @@ def stored_values(tensor: Tensor) -> Tensor:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[FileRecord, Layouts]:
-    """Write `tensors` to `path`, one at a time through host memory; flush to the device, hash on the way.
+    """Write `tensors` to `path`, block by block through host memory; flush to the device, hash on the way.
 
     Returns:
         The file's size and hash, and the layouts that :func:`read_tensors` needs.
@@ -92,11 +100,15 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[FileRecord
     text += b" " * (-len(text) % 8)
     digest = hashlib.sha256()
     size = 0
+    began: float | None = time.monotonic()
     with path.open("wb") as stream:
         for block in _blocks(len(text).to_bytes(8, "little") + text, [plain[name] for name in order]):
             stream.write(block)
             digest.update(block)
             size += len(block)
+            if began is not None and time.monotonic() - began > _PATIENCE:
+                log.warning("nancapture: writing %s, %s ...", path.name, human_size(8 + len(text) + end))
+                began = None
         stream.flush()
         os.fsync(stream.fileno())
     return FileRecord(bytes=size, sha256=digest.hexdigest()), layouts
@@ -280,4 +292,7 @@ def _dtype(name: str) -> torch.dtype:
 def _blocks(head: bytes, tensors: list[Tensor]) -> Iterator[bytes | memoryview]:
     yield head
     for tensor in tensors:
-        yield tensor.cpu().reshape(-1).view(torch.uint8).numpy().data
+        flat = tensor.reshape(-1).view(torch.uint8)
+        # What lies on an accelerator may be larger than the memory that the host has left.
+        for start in range(0, flat.numel(), _BLOCK):
+            yield flat[start : start + _BLOCK].cpu().numpy().data

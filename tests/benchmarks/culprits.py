@@ -20,6 +20,7 @@ import re
 import sys
 import tempfile
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -120,11 +121,11 @@ def by_this(case: ModuleType, path: Path) -> bool:
     return any(c and c["file"].endswith(path.name) and case.CULPRIT in statement(path, c["line"]) for c in culprits)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Train every case under every guard and print one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", type=Path)
-    folder = parser.parse_args().cases.resolve()
+    folder = parser.parse_args(argv).cases.resolve()
     sys.path.insert(0, str(folder))
     for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero", "pytest_nancapture"):
         logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -1,195 +1,129 @@
 """What a guard costs a training step: nothing / this / the article's / a flag per parameter / anomaly mode.
 
-usage: python tests/benchmarks/overhead.py [--models=mlp,cnn,deep] [--rounds=9] [--threads=2]
+usage: python tests/benchmarks/overhead.py [--models=mlp,cnn] [--rounds=15] [--json=overhead.json]
 
-The guards take turns within one run, a block of steps each, so that the machine's moods fall on all alike. A guard's
-cost is the median over the rounds of (its median step - the median step without any guard in the same round).
+The guards take turns within one run, a block of steps each. A guard's cost is the median over the rounds of what its
+turn's step takes longer than that without any guard in the same round, as a share of the latter; quartiles follow. The
+last column is the same of a second turn without any guard: smaller differences mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
-import logging
-import platform
-import random
+import multiprocessing
+import os
 import statistics
-import tempfile
-import time
-import warnings
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
-import lightning.pytorch as pl
-import numpy as np
+import tables
 import torch
-from torch import nn
-
-from pytest_nancapture import NaNCapture
-
-WARM_UP = 4
-MODELS = ("mlp", "cnn", "deep", "transformer")
-GUARDS = ("nothing", "this", "article", "flag per parameter", "anomaly mode")
+from networks import MODELS, OPTIMIZERS, Net
+from turns import ALL, CONTROL, shares, take_turns
 
 
-class Net(pl.LightningModule):
-    """One of the models; its loss is the mean square of its output."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.save_hyperparameters()
-        self.net = getattr(self, f"_{kind}")()
-
-    def _mlp(self) -> nn.Module:
-        """10 million parameters."""
-        self.shape: tuple[int, ...] = (128, 1024)
-        wide = (nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 1024), nn.ReLU())
-        return nn.Sequential(*wide, nn.Linear(1024, 1000))
-
-    def _cnn(self) -> nn.Module:
-        """Small, with batch norm."""
-        self.shape = (64, 3, 32, 32)
-        first = (nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU())
-        second = (nn.Conv2d(32, 64, 3, 2), nn.BatchNorm2d(64), nn.ReLU())
-        return nn.Sequential(*first, *second, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
-
-    def _deep(self) -> nn.Module:
-        """A thousand tiny layers: 2,000 parameters to look at, and nearly nothing in them."""
-        self.shape = (32, 16)
-        return nn.Sequential(*(layer for _ in range(1000) for layer in (nn.Linear(16, 16), nn.Tanh())))
-
-    def _transformer(self) -> nn.Module:
-        """Many layers, with dropout."""
-        self.shape = (8, 32, 64)
-        return nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), 24)
-
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        return self.net(batch).pow(2).mean()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.parameters(), lr=1e-4)
-
-
-class Article(pl.Callback):
-    """What the article does: copies the batch, takes four random states, concatenates all gradients."""
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        self.batch = copy.deepcopy(batch)
-        self.states = (torch.get_rng_state(), np.random.get_state(), random.getstate())
-
-    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        gradients = torch.cat([p.grad.view(-1) for p in pl_module.parameters() if p.grad is not None])
-        if torch.isnan(gradients).any().item():
-            raise RuntimeError("nan")
-
-
-class FlagPerParameter(pl.Callback):
-    """A monitor that copies the batch to the host and reads one flag for each parameter."""
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        self.batch = batch.detach().cpu().clone()
-        self.states = torch.get_rng_state()
-
-    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        for parameter in pl_module.parameters():
-            if parameter.grad is not None and not torch.isfinite(parameter.grad).all().item():
-                raise RuntimeError("nan")
-
-
-class Switch(pl.Callback):
-    """Lets the guards take turns, a block of steps each, within one run; keeps the time of every step."""
-
-    def __init__(self, folder: str, block: int) -> None:
-        self.times: dict[str, list[float]] = {guard: [] for guard in GUARDS}
-        self._block = block
-        self._guards: dict[str, pl.Callback] = {"article": Article(), "flag per parameter": FlagPerParameter()}
-        self._folder = folder
-        self._step = 0
-        self._began = 0.0
-        self._steps: list[float] = []
-
-    @property
-    def _name(self) -> str:
-        turn, round_ = self._step // self._block % len(GUARDS), self._step // self._block // len(GUARDS)
-        return GUARDS[turn if round_ % 2 == 0 else -1 - turn]
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if self._step % self._block == 0:
-            self._steps = []
-            torch.autograd.set_detect_anomaly(self._name == "anomaly mode")
-            if self._name == "this":
-                self._guards["this"] = NaNCapture(self._folder)
-                self._guards["this"].on_train_start(trainer, pl_module)
-        self._began = time.perf_counter()
-        if self._name in ("article", "flag per parameter"):
-            self._guards[self._name].on_train_batch_start(trainer, pl_module, batch, batch_idx)
-
-    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        if self._name in ("article", "flag per parameter"):
-            self._guards[self._name].on_before_optimizer_step(trainer, pl_module, optimizer)
-
-    def after_step(self, trainer: Any, pl_module: Any) -> None:
-        """Called after all hooks of the micro-batch."""
-        self._steps.append(time.perf_counter() - self._began)
-        self._step += 1
-        if self._step % self._block == 0:
-            self._step -= 1
-            self.times[self._name].append(statistics.median(self._steps[WARM_UP:]))
-            if self._name == "this":
-                self._guards["this"].teardown(trainer, pl_module, "fit")
-            self._step += 1
-
-
-class Batches(torch.utils.data.IterableDataset[torch.Tensor]):
-    """The same batch, again and again."""
-
-    def __init__(self, batch: torch.Tensor, steps: int) -> None:
-        self.batch, self.steps = batch, steps
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter([self.batch] * self.steps)
-
-
-def step_times(kind: str, rounds: int, block: int) -> dict[str, list[float]]:
-    """For each guard, the median seconds of a step in each of its blocks."""
-    torch.manual_seed(0)
-    module = Net(kind)
-    with tempfile.TemporaryDirectory() as folder:
-        switch = Switch(folder, block)
-        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-        trainer = pl.Trainer(max_epochs=1, accelerator="cpu", enable_model_summary=False, callbacks=[switch], **quiet)
-        original = trainer._logger_connector.on_batch_end
-        trainer._logger_connector.on_batch_end = lambda: (original(), switch.after_step(trainer, module))
-        steps = rounds * len(GUARDS) * block
-        loader = torch.utils.data.DataLoader(Batches(torch.randn(module.shape), steps), batch_size=None)
-        trainer.fit(module, loader)
-    return switch.times
-
-
-def main() -> None:
-    """Measure and print one table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(MODELS[:3]), help=f"of {', '.join(MODELS)}")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--block", type=int, default=16, help="steps of a turn")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    options = parser.parse_args()
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and print one table, or two with --memory."""
+    options = parse(argv)
     torch.set_num_threads(options.threads)
-    warnings.simplefilter("ignore")
-    for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    machine = f"{platform.machine()}, {options.threads} threads, torch {torch.__version__}"
-    print(f"{machine}, medians of {options.rounds} rounds\n")
-    print(f"| model | {' | '.join(GUARDS[1:])} | this / article |\n|---|{'---|' * len(GUARDS)}")
-    for kind in options.models.split(","):
-        found = step_times(kind, options.rounds, options.block)
-        base = statistics.median(found["nothing"])
-        cost = {
-            guard: statistics.median(t - n for t, n in zip(times, found["nothing"], strict=True)) / base
-            for guard, times in found.items()
+    results: tables.Results = {"machine": tables.machine(options.device), "models": {}}
+    results["settings"] = {name: getattr(options, name) for name in ("device", "precision", "optimizer", "rounds")}
+    print(f"{tables.machine_line(results['machine'])}; {options.precision}, AdamW {options.optimizer}, ", end="")
+    print(f"medians (quartiles) of {options.rounds} rounds\n")
+    names = [name for name in ALL if name in (*options.guards, "nothing", CONTROL)]
+    guards = [name for name in names if name not in ("nothing", CONTROL)]
+    tables.head("model", "step", *guards, "this / article", CONTROL)
+    for kind in options.models:
+        module = net(kind, options)
+        found = take_turns(
+            module,
+            names,
+            rounds=options.rounds,
+            seconds=options.seconds,
+            device=options.device,
+            precision=options.precision,
+        )
+        costs = shares(found.turns)
+        results["models"][kind] = {
+            "parameters": sum(p.numel() for p in module.parameters()),
+            "tensors": sum(1 for _ in module.parameters()),
+            "shape": list(module.shape),
+            "steps": found.steps,
+            "means": found.means,
+            "medians": found.medians,
+            "shares": costs,
         }
-        cells = " | ".join(f"{cost[guard]:+.1%}" for guard in GUARDS[1:])
-        print(f"| {kind} | {cells} | {cost['this'] / cost['article']:.2f} |", flush=True)
+        step = f"{statistics.median(found.turns['nothing']) * 1e3:.1f} ms"
+        cells = [tables.spread(costs[name], "{:+.1%}") for name in guards]
+        tables.row([kind, step, *cells, ratio(costs), tables.spread(costs[CONTROL], "{:+.1%}")])
+    if options.memory:
+        print_memory(options, ["nothing", *guards], results)
+    tables.save(options.json, results)
+
+
+def ratio(costs: dict[str, list[float]]) -> str:
+    """This one's cost by the article's; not where the article's is lost in what the machine varies."""
+    if not costs.keys() >= {"this", "article"}:
+        return ""
+    mine, theirs = statistics.median(costs["this"]), statistics.median(costs["article"])
+    low, _, high = tables.quartiles(costs[CONTROL])
+    return f"{mine / theirs:.2f}" if theirs > high - low else "within noise"
+
+
+def net(kind: str, options: argparse.Namespace) -> Net:
+    torch.manual_seed(0)
+    return Net(kind, options.optimizer, options.batch, options.image)
+
+
+def print_memory(options: argparse.Namespace, guards: Sequence[str], results: tables.Results) -> None:
+    """What each guard adds to the peak of a run of its own, in a process of its own."""
+    print("\nPeak memory that a guard adds, in MB\n")
+    tables.head("model", "nothing", *guards[1:])
+    for kind in options.models:
+        peaks = {guard: peak_alone(kind, guard, options) for guard in guards}
+        results["models"][kind]["peaks"] = peaks
+        base = peaks["nothing"]
+        added = [f"{(peaks[guard] - base) / 1e6:+.0f}" for guard in guards[1:]]
+        tables.row([kind, f"{base / 1e6:.0f}", *added])
+
+
+def peak_alone(kind: str, guard: str, options: argparse.Namespace) -> int:
+    # Freed blocks go back at once, so that what is resident is what is in use.
+    os.environ.update(MALLOC_MMAP_THRESHOLD_="65536", MALLOC_TRIM_THRESHOLD_="65536")
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(peak, (kind, guard, vars(options)))
+
+
+def peak(kind: str, guard: str, options: dict[str, Any]) -> int:
+    """Bytes at the height of a few steps: of the accelerator, or resident in this process."""
+    given = argparse.Namespace(**options)
+    torch.set_num_threads(given.threads)
+    take_turns(net(kind, given), [guard], rounds=1, seconds=0, device=given.device, precision=given.precision)
+    if given.device.startswith("cuda"):
+        return torch.cuda.max_memory_allocated()
+    return tables.peak_resident()
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = tables.parser(__doc__, rounds=15)
+    models = ", ".join(f"{name} ({what})" for name, what in MODELS.items())
+    parser.add_argument("--models", default=",".join(MODELS), help=f"of {models}")
+    parser.add_argument("--guards", default=",".join(ALL[1:-1]), help="which to measure (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=0.5, help="of a turn (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, mps ... (default: %(default)s)")
+    parser.add_argument("--precision", default="32", help="as the Trainer's: 32, bf16-mixed ... (default: %(default)s)")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="default", help="AdamW's implementation")
+    parser.add_argument("--batch", type=int, help="samples in a batch, instead of each model's own number")
+    parser.add_argument("--image", type=int, help="height and width of images, instead of each model's own")
+    parser.add_argument("--memory", action="store_true", help="also print what each adds to the peak memory")
+    options = parser.parse_args(argv)
+    options.models, options.guards = options.models.split(","), options.guards.split(",")
+    for given, known in ((options.models, MODELS), (options.guards, ALL)):
+        unknown = ", ".join(name for name in given if name not in known)
+        if unknown:
+            parser.error(f"expected some of {', '.join(known)}; came {unknown}")
+    return options
 
 
 if __name__ == "__main__":

@@ -12,8 +12,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from pytest_nancapture.bundle import tensors as tensors_module
 from pytest_nancapture.bundle.manifest import FileRecord
 from pytest_nancapture.bundle.tensors import read_tensors, unwritable, write_tensors
+from pytest_nancapture.bundle.text import human_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -262,6 +264,37 @@ def test_memory_is_aligned(path: Path) -> None:
     loaded = through(path, tensors)
     assert dict.fromkeys("bcd", 0) == {name: loaded[name].data_ptr() % 16 for name in "bcd"}
     assert torch.equal(tensors["c"] + 1, loaded["c"] + 1)
+
+
+def test_large_tensors_go_block_by_block(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more than a block at a time is brought to the host, and the file is the one that a whole would give."""
+    values = {"x": torch.randn(100), "y": torch.randn(3, 7).bfloat16(), "z": torch.tensor(True)}
+    whole, _ = write_tensors(path, values)
+    brought: list[int] = []
+    to_host = Tensor.cpu
+
+    def cpu(tensor: Tensor) -> Tensor:
+        brought.append(tensor.numel() * tensor.element_size())
+        return to_host(tensor)
+
+    monkeypatch.setattr(tensors_module, "_BLOCK", 64)
+    monkeypatch.setattr(Tensor, "cpu", cpu)
+    record, _ = write_tensors(path, values)
+    assert record == whole
+    assert record.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert brought == [64] * 6 + [16, 42, 1]
+
+
+def test_a_long_write_is_told_once(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever waits for it learns what takes so long; a short one says nothing."""
+    values = {f"x{i}": torch.zeros(1000) for i in range(5)}
+    write_tensors(path, values)
+    assert caplog.messages == []
+    monkeypatch.setattr(tensors_module, "_PATIENCE", -1)
+    record, _ = write_tensors(path, values)
+    assert caplog.messages == [f"nancapture: writing x.safetensors, {human_size(record.bytes)} ..."]
 
 
 def test_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
