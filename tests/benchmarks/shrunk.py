@@ -137,9 +137,7 @@ def main() -> None:
             f"{'yes' if is_red else 'NO'} | {told} | {'; '.join(row['kept'])} |"
         )
     after = sorted(row["after"] for row in rows.values() if "after" in row)
-    print(
-        f"\nred with the same culprit {totals['red']} of {len(rows)}, green with the fix or as before {totals['green']}"
-    )
+    print(f"\nred {totals['red']} of {len(rows)}, green with the fix or as before {totals['green']}")
     print(f"median {human_size(int(statistics.median(after)))}, largest {human_size(after[-1])}")
     if not args.keep:
         shutil.rmtree(work, ignore_errors=True)
