@@ -56,11 +56,16 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Birth:
-    """An operation of the user's code, or its gradient, that made NaN or Inf of better values."""
+    """An operation of the user's code, or its gradient, that made NaN or Inf of better values.
+
+    Attributes:
+        is_first: whether those were finite; else it made NaN of Inf.
+    """
 
     op: str
     source: Source
     is_backward: bool
+    is_first: bool
 
 
 @dataclass(frozen=True)
@@ -279,7 +284,12 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note_birth(self, record: Record, bad: list[_Look]) -> None:
         place = record.forward if record.is_backward and record.forward is not None else record
         if record.birth in ("computed", "nan") and place.source is not None:
-            birth = Birth(op=place.op, source=place.source, is_backward=record.is_backward)
+            birth = Birth(
+                op=place.op,
+                source=place.source,
+                is_backward=record.is_backward,
+                is_first=record.birth == "computed",
+            )
             self.births.setdefault(birth, set()).add("nan" if any(look.nan for look in bad) else "inf")
 
     def _origin(self, look: _Look) -> Record | GivenValue:

@@ -108,6 +108,7 @@ class Replay:
 
     Attributes:
         finding: what the step was seen to do; None until it ran, or where it did not come to its end.
+        player: that ran it.
         trace: of the operations, if one was asked for.
     """
 
@@ -118,6 +119,7 @@ class Replay:
         self._bundle = bundle
         self._content = content = _read(bundle, device, source or stored_in(bundle.path))
         self.finding: Finding | None = None
+        self.player: Player | None = None
         self.trace: Trace | None = None
         self._device = device
         self._hooks = hooks
@@ -142,7 +144,7 @@ class Replay:
         except Exception as error:  # whatever the user's code raises is the verdict, not our failure
             reason = f"the step raised {type(error).__name__}: {error}"
             return self._without_verdict("error", reason, notes, _user_traceback(error))
-        self.finding = player.finding
+        self.finding, self.player = player.finding, player
         finding = player.finding
         if finding is None:
             return self._without_verdict("error", "training ended before the captured step was over", notes)

@@ -203,7 +203,9 @@ def lists_in(node: Any, path: str) -> Iterator[tuple[str, int]]:
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for key, child in items:
         below = f"{path}/{key}"
-        if key in ("list", "tuple") and isinstance(child, list) and len(child) > 1:
+        # A tuple at the root is a step's arguments.
+        is_row = key == "list" or (key == "tuple" and "/" in path)
+        if is_row and isinstance(child, list) and len(child) > 1:
             yield below, len(child)
         yield from lists_in(child, below)
 

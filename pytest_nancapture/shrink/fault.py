@@ -22,7 +22,9 @@ class Seen:
         nonzero: those whose gradients were not all zero.
         healed: parameters that have a gradient once every bad value becomes 0 where it is born, which is roughly what
             a fix will leave; None where that cannot be told.
-        births: ``file:line`` of every line where a bad value was born, whether or not it led to the fault.
+        births: ``file:line`` of every line where a bad value was born of finite ones, whether or not it led to the
+            fault.
+        spares: whether there are good entries beside the bad ones in the batch.
         born: kinds of what was born at the culprit's operation and line.
         seconds: that the replay took.
     """
@@ -35,6 +37,7 @@ class Seen:
     healed: tuple[str, ...] | None = None
     births: tuple[str, ...] = ()
     born: tuple[str, ...] = ()
+    spares: bool = True
     seconds: float = 0.0
 
     @property
@@ -49,14 +52,20 @@ class Seen:
 
 
 def difference(first: Seen, now: Seen) -> str:
-    """Why `now` is not the fault of `first`; empty where it is.
+    """Why `now` is not the fault of `first`, or no test of it; empty where it is.
 
     The culprit must be the same, born as the same kind, and surface in the same places and parameters. Bad values
-    that are born where there were none before are latent faults: they would stay when this one is fixed.
+    that are born where there were none before are latent faults: they would stay when this one is fixed. And what the
+    fix leaves of the step must have gradients, or else the test would be vacuous then.
     """
+    return unlike(first, now) or _vacuous(first, now)
+
+
+def unlike(first: Seen, now: Seen) -> str:
+    """The same, but for what is left when the fault is mended: that takes another replay to see."""
     if not now.is_red:
         return f"it is {now.result['verdict']}: {now.result.get('reason', '')}"
-    return _other_culprit(first, now) or _other_symptoms(first, now) or _other_test(first, now)
+    return _other_culprit(first, now) or _other_symptoms(first, now) or _latent(first, now)
 
 
 def _other_culprit(first: Seen, now: Seen) -> str:
@@ -82,14 +91,17 @@ def _other_symptoms(first: Seen, now: Seen) -> str:
     return "" if set(now.nonzero) == set(first.nonzero) else "other parameters have no gradient"
 
 
-def _other_test(first: Seen, now: Seen) -> str:
-    """What would keep a test from going green with the fix."""
-    latent = sorted(set(now.births) - set(first.births))
-    if latent:
-        return f"bad values are born in a place where none were: {latent[0]}"
-    if first.healed is not None and not set(first.healed) <= set(now.healed or ()):
-        return "with the fault mended, fewer parameters would have a gradient"
-    return ""
+def _latent(first: Seen, now: Seen) -> str:
+    new = sorted(set(now.births) - set(first.births))
+    if new:
+        return f"bad values are born in a place where none were: {new[0]}"
+    return "no good entry is left in the batch" if first.spares and not now.spares else ""
+
+
+def _vacuous(first: Seen, now: Seen) -> str:
+    if first.healed is None or set(first.healed) <= set(now.healed or ()):
+        return ""
+    return "with the fault mended, fewer parameters would have a gradient"
 
 
 def _cause(seen: Seen) -> str:

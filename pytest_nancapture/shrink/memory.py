@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from importlib import metadata
 from pathlib import Path
 
@@ -38,7 +37,7 @@ class Memory:
     def save(self, best: Plan, rejected: set[str]) -> None:
         """Whole or not at all."""
         data = {**self._key, "best": best.as_dict(), "rejected": sorted(rejected)}
-        hidden = self._path.with_suffix(f".{os.getpid()}")
+        hidden = self._path.with_suffix(".json.tmp")
         try:
             hidden.write_text(json.dumps(data), encoding="utf-8")
             hidden.replace(self._path)

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 
+from pytest_nancapture.bundle.text import some
 from pytest_nancapture.shrink.plan import Axis, Part, Plan, Range, Way, count, whole
 from pytest_nancapture.shrink.search import Search, delete
 
@@ -39,9 +40,22 @@ def micro_batches(search: Search) -> None:
 
 
 def samples(search: Search) -> None:
-    """Entries of the batch: along the first dimension of all its tensors together, then along others."""
+    """Entries of the batch, along the first dimension of all its tensors together."""
+    _cut(search, _first_axes)
+
+
+def dimensions(search: Search) -> None:
+    """Other dimensions of what is still large: the length of a sequence, the height of an image, nodes, edges."""
+    _cut(search, _other_axes)
+
+
+Groups = Iterator[tuple[tuple[Axis, ...], int]]
+
+
+def _cut(search: Search, choose: Callable[[Search, list[Part]], Groups]) -> None:
     for position in search.best.window:
-        for axes, size in _axes(search, position):
+        parts = [p for p in search.survey.parts if p.micro == position and p.group in ("batch", "list")]
+        for axes, size in choose(search, parts):
             shared = [cut for cut in search.best.cuts if set(cut.axes) & set(axes)]
             if any(cut.axes != axes for cut in shared):
                 continue
@@ -53,52 +67,49 @@ def samples(search: Search) -> None:
             delete(search, kept, make, _axes_in_words(axes))
 
 
-def _axes(search: Search, position: int) -> Iterator[tuple[tuple[Axis, ...], int]]:
-    """Sets of axes of one size that may belong together, the likeliest first, of one micro-batch."""
-    parts = [part for part in search.survey.parts if part.micro == position and part.group in ("batch", "list")]
-    tensors = [part for part in parts if part.group == "batch"]
-    lists = [part for part in parts if part.group == "list"]
-    seen: set[tuple[Axis, ...]] = set()
-
-    def new(axes: list[Axis]) -> bool:
-        key = tuple(axes)
-        if not axes or key in seen:
-            return False
-        seen.add(key)
-        return True
-
-    first = _by_size([(part, 0) for part in tensors])
-    rest = _by_size([(part, dim) for part in tensors for dim in range(1, len(part.shape))])
-    nested = _by_size([(part, 0) for part in lists])
-    everything = _by_size([(part, dim) for part in parts for dim in range(len(part.shape))])
-    both = {size: [*first.get(size, []), *nested.get(size, [])] for size in {**first, **nested}}
-    for group, is_first in ((both, True), (first, True), (rest, False), (everything, False)):
+def _first_axes(_: Search, parts: list[Part]) -> Groups:
+    """With the lists of the same length, then without them."""
+    tensors = _by_size([(part, 0) for part in parts if part.group == "batch"])
+    lists = _by_size([(part, 0) for part in parts if part.group == "list"])
+    both = {size: (*tensors.get(size, ()), *lists.get(size, ())) for size in {**tensors, **lists}}
+    for group in (both, tensors):
         for size, axes in sorted(group.items(), key=lambda item: -len(item[1])):
-            if new(axes) and (is_first or _is_worth(search, axes)):
-                yield tuple(axes), size
-    for part in sorted(tensors, key=lambda part: -part.bytes):
-        for dim, size in enumerate(part.shape):
-            axes = [Axis(name=part.name, dim=dim)]
-            if size > 1 and part.bytes > _SMALL and new(axes):
-                yield tuple(axes), size
+            if group is both or axes != both[size]:
+                yield axes, size
 
 
-def _by_size(axes: Sequence[tuple[Part, int]]) -> dict[int, list[Axis]]:
-    groups: dict[int, list[Axis]] = {}
+def _other_axes(search: Search, parts: list[Part]) -> Groups:
+    """Sets of axes of one size that may belong together, the likeliest first; single ones at last."""
+    tensors = sorted((part for part in parts if part.group == "batch"), key=lambda part: -part.bytes)
+    axes = [(part, dim) for part in tensors for dim in range(len(part.shape))]
+    single = [(part.shape[dim], (Axis(name=part.name, dim=dim),)) for part, dim in axes]
+    together = _by_size([(part, dim) for part, dim in axes if dim])
+    seen = {cut.axes for cut in search.best.cuts} - set(together.values())
+    for size, group in [*together.items(), *_by_size(axes).items(), *single]:
+        if size > 1 and group not in seen and _is_worth(search, group):
+            seen.add(group)
+            yield group, size
+
+
+def _by_size(axes: Sequence[tuple[Part, int]]) -> dict[int, tuple[Axis, ...]]:
+    groups: dict[int, tuple[Axis, ...]] = {}
     for part, dim in axes:
         if dim < len(part.shape) and part.shape[dim] > 1:
-            groups.setdefault(part.shape[dim], []).append(Axis(name=part.name, dim=dim))
+            size = part.shape[dim]
+            groups[size] = (*groups.get(size, ()), Axis(name=part.name, dim=dim))
     return groups
 
 
 def _is_worth(search: Search, axes: Sequence[Axis]) -> bool:
-    names = {axis.name for axis in axes}
+    """Whether one of the tensors takes much room, and is not made by a recipe."""
+    names = {axis.name for axis in axes} - {name for name, way in search.best.ways.items() if way != "rounded"}
     return any(part.name in names and bytes_now(search.best, part) > _SMALL for part in search.survey.parts)
 
 
 def _axes_in_words(axes: Sequence[Axis]) -> str:
     dims = {axis.dim for axis in axes}
-    return "samples" if dims == {0} else f"dimension {' and '.join(map(str, sorted(dims)))} of {len(axes)} tensors"
+    names = {axis.name for axis in axes}
+    return "samples" if dims == {0} else f"dimension {' and '.join(map(str, sorted(dims)))} of {some(sorted(names))}"
 
 
 def bytes_now(plan: Plan, part: Part) -> int:
@@ -111,21 +122,24 @@ def bytes_now(plan: Plan, part: Part) -> int:
     return math.ceil(part.bytes * share)
 
 
+def initialisation(search: Search) -> None:
+    """All weights from the code's own, where the fault comes under more than one seed.
+
+    What another version of torch initialises otherwise must not be what the fault hangs on.
+    """
+    makeable = [part for part in search.survey.parts if part.group == "weights" and part.initial]
+    todo = _as_captured(search, makeable)
+    plan = search.best.with_ways({part.name: "initial" for part in todo})
+    if todo and search.holds(dataclasses.replace(plan, initial_seed=1), "another initialisation"):
+        search.consider(plan, "all weights as initialised", smaller=True)
+
+
 def weights(search: Search) -> None:
-    """From the code's own initialisation where the fault comes under more than one seed; else noise, or simpler."""
+    """Those that the fault does not need, from the code's initialisation; of the rest noise, or simpler."""
     parts = [part for part in search.survey.parts if part.group == "weights"]
-    makeable = [part for part in parts if part.initial]
-    everything = search.best.with_ways({part.name: "initial" for part in _as_captured(search, makeable)})
-    # What another version of torch initialises otherwise must not be what the fault hangs on.
-    other = dataclasses.replace(everything, initial_seed=1)
-    if everything == search.best or not makeable or not search.holds(other, "another initialisation"):
-        makeable = [part for part in makeable if search.best.ways.get(part.name) == "initial"]
-    else:
-        _replace(search, makeable, "initial", "weights as initialised")
     large = [part for part in parts if part.simple and part.bytes >= _SMALL]
-    _replace(search, large, "noise", "noise for weights")
     _replace(search, [part for part in parts if part.initial], "initial", "weights as initialised")
-    for way in ("zeros", "rounded"):
+    for way in ("noise", "zeros", "rounded"):
         _replace(search, large, way, f"{way} for weights")
 
 
@@ -181,10 +195,12 @@ def attributes(search: Search) -> None:
 
 PASSES: dict[str, Pass] = {
     "micro-batches": micro_batches,
+    "initialisation": initialisation,
     "samples": samples,
     "optimizer": optimizer,
     "weights": weights,
     "values": values,
+    "dimensions": dimensions,
     "random state": random_state,
     "attributes": attributes,
 }

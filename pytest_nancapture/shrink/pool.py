@@ -17,6 +17,8 @@ from typing import Any
 
 _LAST_WORDS = 12
 """Lines of a dead worker's stderr that are told."""
+_START = 600.0
+"""Seconds that a worker may take to import everything and to read the bundle."""
 _GLANCE = 0.5
 """Seconds after which a silent worker is looked at: a child of its own may hold the pipe open when it is dead."""
 
@@ -48,19 +50,21 @@ class Pool:
         """The answers, in order, of at most `jobs` requests.
 
         A worker that gives none within `seconds`, or dies, is replaced, and the answer is ``{"error": ...}`` with
-        the type ``Hung`` or ``Died``.
+        the type ``Hung`` or ``Died``. The time does not count until all workers have read the bundle.
         """
-        places = range(len(requests))
-        for place in places:
-            self._worker(place).send(requests[place])
-        end = time.monotonic() + seconds
-        answers = []
-        for place in places:
-            answer = self._worker(place).receive(end)
+        try:
+            workers = self._ready(len(requests))
+            for worker, request in zip(workers, requests, strict=True):
+                worker.send(request)
+            end = time.monotonic() + seconds
+            answers = [worker.receive(end) for worker in workers]
+        except BaseException:  # Ctrl-C: what they have to say now answers no question any more
+            self.close()
+            raise
+        for place, answer in enumerate(answers):
             if answer.get("error", {}).get("type") in ("Hung", "Died"):
-                self._worker(place).kill()
+                workers[place].kill()
                 self._workers[place] = None
-            answers.append(answer)
         return answers
 
     def close(self) -> None:
@@ -70,11 +74,19 @@ class Pool:
                 worker.kill()
                 self._workers[place] = None
 
-    def _worker(self, place: int) -> _Process:
-        worker = self._workers[place]
-        if worker is None:
-            worker = self._workers[place] = _Process(self._command)
-        return worker
+    def _ready(self, number: int) -> list[_Process]:
+        workers, new = [], []
+        for place in range(number):
+            worker = self._workers[place]
+            if worker is None:
+                worker = self._workers[place] = _Process(self._command)
+                worker.send({"do": "load"})
+                new.append(worker)
+            workers.append(worker)
+        end = time.monotonic() + _START
+        for worker in new:
+            worker.receive(end)
+        return workers
 
 
 class _Process:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pytest_nancapture.bundle.schema import read
 from pytest_nancapture.shrink.fault import Seen, difference
@@ -126,6 +128,10 @@ class Search:
         """Whether the candidate's fault is the same; it is not kept."""
         return not next(iter(self._verdicts([plan], what))).problem
 
+    def request(self, do: str, plan: Plan) -> dict[str, Any]:
+        """What to ask a worker."""
+        return {"do": do, "plan": plan.as_dict(), "fault": dataclasses.asdict(self.fault)}
+
     def was_runnable(self, plans: Sequence[Plan]) -> bool:
         """Whether the step ran at all in any of the candidates, for all that is remembered."""
         return any(self._memo[plan].is_runnable for plan in plans if plan in self._memo)
@@ -148,7 +154,7 @@ class Search:
         if left <= 0:
             raise OutOfTimeError
         self._tell(what)
-        answers = self._pool.ask([{"do": "try", "plan": plan.as_dict()} for plan in new], min(self._limit, left))
+        answers = self._pool.ask([self.request("try", plan) for plan in new], min(self._limit, left))
         for plan, answer in zip(new, answers, strict=True):
             if answer.get("error", {}).get("type") == "Hung" and time.monotonic() >= self._deadline:
                 raise OutOfTimeError

@@ -200,7 +200,7 @@ def _written(
     for plan in [*reversed(search.history[-_FALLBACKS:]), whole]:
         for file in hidden.iterdir():
             file.unlink()
-        (answer,) = pool.ask([{"do": "write", "plan": plan.as_dict(), "folder": str(hidden)}], _PATIENT)
+        (answer,) = pool.ask([{**search.request("write", plan), "folder": str(hidden)}], _PATIENT)
         if "seen" not in answer:
             problem = str(answer.get("error", {}).get("message"))
             continue

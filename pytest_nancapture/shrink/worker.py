@@ -10,11 +10,13 @@ import contextlib
 import dataclasses
 import json
 import os
+import queue
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +41,7 @@ class Worker:
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """To one request: ``look`` at the bundle as it lies there, ``survey`` it, ``try`` or ``write`` a plan."""
         actions: dict[str, Callable[..., dict[str, Any]]] = {
+            "load": self._load,
             "look": self._look,
             "survey": self._survey,
             "try": self._try,
@@ -55,43 +58,59 @@ class Worker:
             self._held = Original.read(self._bundle)
         return self._held
 
+    def _load(self) -> dict[str, Any]:
+        import pytest_nancapture.shrink.survey
+
+        assert pytest_nancapture.shrink.survey
+        return {"size": self._original.bundle.size}
+
     def _look(self) -> dict[str, Any]:
-        from pytest_nancapture.replay.observe import observe
+        from pytest_nancapture.replay.observe import gradients_when_healed, observe
         from pytest_nancapture.replay.run import stored_in
 
         self._bundle.verify()
-        observed = observe(self._bundle, stored_in(self._bundle.path), self._device)
-        return {"seen": _seen(observed), "size": self._bundle.size}
+        source = stored_in(self._bundle.path)
+        seen = _seen(observe(self._bundle, source, self._device))
+        if seen["result"]["verdict"] == "nonfinite":
+            seen["healed"] = gradients_when_healed(self._bundle, source, self._device)
+        return {"seen": seen, "size": self._bundle.size}
 
     def _survey(self) -> dict[str, Any]:
         from pytest_nancapture.shrink.survey import survey
 
         return {"survey": dataclasses.asdict(survey(self._original, self._device))}
 
-    def _try(self, plan: Any) -> dict[str, Any]:
-        _, _, answer = self._evaluate(plan)
+    def _try(self, plan: Any, fault: Any) -> dict[str, Any]:
+        _, _, answer = self._evaluate(plan, fault)
         return answer
 
-    def _write(self, plan: Any, folder: str) -> dict[str, Any]:
+    def _write(self, plan: Any, fault: Any, folder: str) -> dict[str, Any]:
         from pytest_nancapture.bundle.write import fill_folder
 
-        candidate, manifest, answer = self._evaluate(plan)
+        candidate, manifest, answer = self._evaluate(plan, fault)
         fill_folder(Path(folder), manifest, candidate.plain)
         return answer
 
-    def _evaluate(self, data: Any) -> tuple[Candidate, Manifest, dict[str, Any]]:
+    def _evaluate(self, data: Any, fault: Any) -> tuple[Candidate, Manifest, dict[str, Any]]:
         from pytest_nancapture.bundle.bundle import Bundle
-        from pytest_nancapture.replay.observe import observe
+        from pytest_nancapture.bundle.schema import read
+        from pytest_nancapture.replay.observe import gradients_when_healed, observe
         from pytest_nancapture.shrink.apply import apply
+        from pytest_nancapture.shrink.fault import Seen, unlike
         from pytest_nancapture.shrink.plan import Plan
 
         candidate = apply(Plan.from_dict(data), self._original)
         manifest = candidate.manifest
         threads = min(manifest.numerics.get("threads", self._threads), self._threads)
         limited = dataclasses.replace(manifest, numerics={**manifest.numerics, "threads": threads})
-        observed = observe(Bundle(self._bundle.path, limited), candidate.source, self._device)
+        bundle = Bundle(self._bundle.path, limited)
+        observed = observe(bundle, candidate.source, self._device)
+        seen = _seen(observed)
+        # A second replay only where it decides.
+        if not unlike(read(Seen, fault, "fault"), read(Seen, json.loads(json.dumps(seen)), "seen")):
+            seen["healed"] = gradients_when_healed(bundle, candidate.source, self._device)
         full = dataclasses.replace(manifest, fault=_fault(manifest.fault, observed, candidate))
-        return candidate, full, {"seen": _seen(observed), "size": candidate.size(full)}
+        return candidate, full, {"seen": seen, "size": candidate.size(full)}
 
 
 def _seen(observed: Observed) -> dict[str, Any]:
@@ -101,8 +120,8 @@ def _seen(observed: Observed) -> dict[str, Any]:
     place = (culprit.get("op", ""), culprit.get("file", ""), culprit.get("line", 0))
     seen: dict[str, Any] = {
         "result": result,
-        "births": sorted({f"{file}:{line}" for _, file, line in observed.births}),
-        "healed": observed.healed,
+        "births": sorted(observed.first),
+        "spares": observed.spares,
         "born": sorted(observed.births.get(place, ())),
         "seconds": result["seconds"],
     }
@@ -139,20 +158,30 @@ def _fault(fault: Fault, observed: Observed, candidate: Candidate) -> Fault:
     )
 
 
+def _read(pipe: TextIO, requests: queue.Queue[str]) -> None:
+    """Where the pipe ends, the parent is gone: so are we, even in the middle of a step that never ends."""
+    for line in pipe:
+        requests.put(line)
+    os._exit(0)
+
+
 def main(arguments: list[str]) -> None:
-    """Answer requests until stdin ends."""
+    """Answer requests; the process ends when stdin does."""
     # Ctrl-C is for the parent, which ends us by closing the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    requests, answers = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    pipe, answers = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
 
     from pytest_nancapture.bundle.bundle import Bundle
 
+    requests: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=_read, args=(pipe, requests), daemon=True).start()
     path, device, threads = arguments
     worker: Worker | None = None
-    for line in requests:
+    while True:
+        line = requests.get()
         try:
             if worker is None:
                 worker = Worker(Bundle.open(path), device, int(threads))
