@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from pytest_nancapture.bundle.manifest import BATCH, Fault
-from pytest_nancapture.bundle.outline import inline, outline, tensor_shapes
+from pytest_nancapture.bundle.manifest import BATCH, Fault, ModuleRecord
+from pytest_nancapture.bundle.outline import inline, made_of, outline, tensor_shapes
 from pytest_nancapture.bundle.text import human_size, printable, some
 
 if TYPE_CHECKING:
@@ -71,7 +71,9 @@ def page(bundle: Bundle) -> str:
         "fault": _fault_rows(bundle),
         "culprit": _rows(manifest.fault.culprit or {}),
         "module": _module_rows(bundle),
+        "weights from less": _recipes(manifest.module),
         "batch": _batch_rows(bundle),
+        "random state": _seeds(bundle),
         "trainer": _rows(dataclasses.asdict(manifest.trainer)),
         "numerics": _rows(manifest.numerics),
         "optimizer": [("states", str(len(optimizers)))] if optimizers else [],
@@ -116,7 +118,8 @@ def _fault_rows(bundle: Bundle) -> Iterator[Row]:
     yield "loss", some([loss or "none" for loss in fault.losses], 8) or "none recorded"
     named = f": {some(gradients.nonfinite)}" if gradients.nonfinite else ""
     yield "gradients", f"{len(gradients.nonfinite)} of {gradients.total} not finite{named}"
-    if gradients.total > len(gradients.nonzero):
+    # A shrunk bundle names only the non-finite ones.
+    if gradients.total > len(gradients.nonzero) and (gradients.nonzero or not gradients.nonfinite):
         yield "", f"{gradients.total - len(gradients.nonzero)} of {gradients.total} all zero"
     for key, names in (("buffers", fault.buffers), ("weights", fault.weights)):
         if names:
@@ -143,6 +146,9 @@ def _module_rows(bundle: Bundle) -> Iterator[Row]:
     for path, attributes in record.attributes.items():
         for key, value in attributes.items():
             yield f"attribute {path}{'.' if path else ''}{key}", inline(value)
+    if record.initial is not None:
+        count, seed = len(record.initial.all_names()), record.initial.seed
+        yield "initial", f"{count} weights are as the code makes them under seed {seed}"
     for key, names in (
         ("in eval mode", record.eval_mode),
         ("frozen", record.frozen),
@@ -151,6 +157,19 @@ def _module_rows(bundle: Bundle) -> Iterator[Row]:
     ):
         if names:
             yield key, f"{len(names)}: {some([name or 'the module itself' for name in names])}"
+
+
+def _seeds(bundle: Bundle) -> Iterator[Row]:
+    window = bundle.manifest.batch.window
+    for micro, instant in zip(window, bundle.manifest.rng.instants, strict=True):
+        if "seed" in instant:
+            yield f"micro-batch {micro.batch_idx}", f"seed {instant['seed']} of torch, numpy and python"
+
+
+def _recipes(record: ModuleRecord) -> Iterator[Row]:
+    for name, layout in record.layouts.items():
+        if "recipe" in layout:
+            yield name, f"{layout.get('dtype')} {layout.get('shape')}{made_of(layout)}"
 
 
 def _batch_rows(bundle: Bundle) -> Iterator[Row]:

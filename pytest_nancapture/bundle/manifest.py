@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -82,6 +82,40 @@ class Fault:
 
 
 @dataclass(frozen=True, kw_only=True)
+class InitialRecord:
+    """Weights that are not stored, since today's code makes them when it builds the module.
+
+    Attributes:
+        seed: of torch, numpy and python, set before the module is built.
+        names: last parts of names -> the submodules that have all of them: ``{"bias weight": ("fc", "head")}``.
+    """
+
+    seed: int
+    names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, names: Iterable[str], seed: int) -> InitialRecord:
+        """The record of weights of these names."""
+        leaves: dict[str, list[str]] = {}
+        for name in names:
+            path, _, leaf = name.rpartition(".")
+            leaves.setdefault(path, []).append(leaf)
+        paths: dict[str, list[str]] = {}
+        for path, last in leaves.items():
+            paths.setdefault(" ".join(last), []).append(path)
+        return cls(seed=seed, names={last: tuple(places) for last, places in paths.items()})
+
+    def all_names(self) -> list[str]:
+        """The weights' names."""
+        return [
+            f"{path}.{leaf}".lstrip(".")
+            for leaves, paths in self.names.items()
+            for path in paths
+            for leaf in leaves.split(" ")
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModuleRecord:
     """How to rebuild the module, and the state it was in besides its tensors.
 
@@ -98,6 +132,7 @@ class ModuleRecord:
         synchronized: batch norms whose statistics were taken over several ranks, and so are not the batch's own.
         changed_before_copy: names of weights that the step had already changed when they were copied.
         resized: buffers that code makes in another size, or not at all, when the module is built.
+        initial: weights that are not stored, but left as the code makes them.
     """
 
     target: str
@@ -113,6 +148,7 @@ class ModuleRecord:
     synchronized: tuple[str, ...] = ()
     changed_before_copy: tuple[str, ...] = ()
     resized: tuple[str, ...] = ()
+    initial: InitialRecord | None = None
     layouts: Layouts = field(default_factory=dict)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_nancapture.errors import BundleDamagedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from pytest_nancapture.bundle.manifest import Layouts
@@ -51,9 +51,21 @@ def tensor_shapes(folder: Path, name: str, layouts: Layouts) -> dict[str, str]:
         raise BundleDamagedError(folder, f"{name} is not a safetensors file: {error}") from error
     for key, layout in layouts.items():
         if "shape" in layout:
-            shapes[key] = f"{layout.get('dtype') or layout.get('sparse', '')} {layout['shape']}"
+            shapes[key] = f"{layout.get('dtype') or layout.get('sparse', '')} {layout['shape']}{made_of(layout)}"
     tied = {key: shapes.get(str(layout.get("same_as")), "") for key, layout in layouts.items() if "same_as" in layout}
     return {**shapes, **tied}
+
+
+def made_of(layout: Mapping[str, Any]) -> str:
+    """The recipe of a layout in plain words, such as ``, all 0``; empty where there is none."""
+    kind = layout.get("recipe")
+    words = {
+        "fill": f"all {layout.get('value')}",
+        "repeat": "one slice, repeated",
+        "palette": "few different values",
+        "noise": f"noise from {layout.get('low')} to {layout.get('high')}",
+    }
+    return f", {words.get(str(kind), kind)}" if kind is not None else ""
 
 
 def _dtype(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -26,11 +26,14 @@ class RandomStates:
         generators: ``"cpu"`` or ``"cuda:0"`` -> the generator's state, uint8 on the CPU.
         numpy: ``numpy.random.get_state(legacy=False)``.
         python: ``random.getstate()``.
+        seed: what all of them are seeded with, where the states were not kept; those of accelerators are then made on
+            restoring.
     """
 
     generators: Mapping[str, Tensor]
     numpy: Mapping[str, Any]
     python: tuple[Any, ...]
+    seed: int | None = None
 
     @classmethod
     def take(cls) -> RandomStates:
@@ -41,6 +44,17 @@ class RandomStates:
             kind = module.__name__.rpartition(".")[2]
             states.update({f"{kind}:{i}": state for i, state in enumerate(_accelerator_states(module))})
         return cls(states, _numpy_state(), random.getstate())
+
+    @classmethod
+    def seeded(cls, seed: int, devices: Iterable[str] = ()) -> RandomStates:
+        """The states that a seed gives.
+
+        Raises:
+            ValueError: numpy takes no such seed.
+        """
+        made = torch.Generator().manual_seed(seed).get_state()
+        numpy = np.random.RandomState(seed).get_state(legacy=False)
+        return cls(dict.fromkeys(("cpu", *devices), made), numpy, random.Random(seed).getstate(), seed)  # noqa: S311
 
     def restore(self, device: torch.device | None = None) -> None:
         """Set the states; those of an accelerator that is not here are left out.
@@ -56,6 +70,8 @@ class RandomStates:
             target = device if device is not None and device.type == kind else torch.device(kind, int(index))
             if (target.index or 0) < getattr(torch, kind).device_count():
                 set_state = getattr(torch, kind).set_rng_state
+                if self.seed is not None:
+                    state = torch.Generator(target).manual_seed(self.seed).get_state()
                 set_state(state) if kind == "mps" else set_state(state, target)
         np.random.set_state(dict(self.numpy))
         random.setstate(self.python)
@@ -87,6 +103,8 @@ class RandomStates:
             ValueError: record and tensors do not fit each other.
         """
         try:
+            if "seed" in record:
+                return cls.seeded(record["seed"], record["torch"])
             name, numpy, python = record["name"], record["numpy"], record["python"]
             words = tensors[f"{name}/python"].tolist()
             if len(words) != _PYTHON_WORDS:
@@ -103,7 +121,7 @@ class RandomStates:
                 },
                 (python["version"], tuple(words), python["gauss_next"]),
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, RuntimeError, OverflowError) as error:
             raise ValueError(f"rng: not a record of random states: {error}") from error
 
 

@@ -16,6 +16,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from pytest_nancapture.bundle.manifest import FileRecord, Layouts
+from pytest_nancapture.bundle.recipes import build_recipe, check_recipes, find_recipe
 from pytest_nancapture.bundle.text import human_size
 
 _NATIVE = {
@@ -86,7 +87,43 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[FileRecord
         OSError: the disk is full, the folder read-only ...
     """
     plain, layouts = pack(tensors)
-    order = sorted(plain, key=lambda name: (-plain[name].element_size(), name))
+    return write_plain(path, plain), layouts
+
+
+def write_plain(path: Path, plain: Mapping[str, Tensor]) -> FileRecord:
+    """Write tensors that :func:`pack` has split off.
+
+    Raises:
+        OSError: the disk is full, the folder read-only ...
+    """
+    order = _order(plain)
+    digest = hashlib.sha256()
+    size = 0
+    began: float | None = time.monotonic()
+    with path.open("wb") as stream:
+        for block in _blocks(_header(plain, order), [plain[name] for name in order]):
+            stream.write(block)
+            digest.update(block)
+            size += len(block)
+            if began is not None and time.monotonic() - began > _PATIENCE:
+                log.warning("nancapture: writing %s, %s ...", path.name, human_size(plain_size(plain)))
+                began = None
+        stream.flush()
+        os.fsync(stream.fileno())
+    return FileRecord(bytes=size, sha256=digest.hexdigest())
+
+
+def plain_size(plain: Mapping[str, Tensor]) -> int:
+    """Bytes of the file that :func:`write_plain` would write."""
+    data = sum(tensor.numel() * tensor.element_size() for tensor in plain.values())
+    return len(_header(plain, _order(plain))) + data
+
+
+def _order(plain: Mapping[str, Tensor]) -> list[str]:
+    return sorted(plain, key=lambda name: (-plain[name].element_size(), name))
+
+
+def _header(plain: Mapping[str, Tensor], order: Sequence[str]) -> bytes:
     header: dict[str, Any] = {}
     end = 0
     for name in order:
@@ -98,20 +135,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[FileRecord
         }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    digest = hashlib.sha256()
-    size = 0
-    began: float | None = time.monotonic()
-    with path.open("wb") as stream:
-        for block in _blocks(len(text).to_bytes(8, "little") + text, [plain[name] for name in order]):
-            stream.write(block)
-            digest.update(block)
-            size += len(block)
-            if began is not None and time.monotonic() - began > _PATIENCE:
-                log.warning("nancapture: writing %s, %s ...", path.name, human_size(8 + len(text) + end))
-                began = None
-        stream.flush()
-        os.fsync(stream.fileno())
-    return FileRecord(bytes=size, sha256=digest.hexdigest()), layouts
+    return len(text).to_bytes(8, "little") + text
 
 
 def read_tensors(path: Path, layouts: Layouts, device: torch.device | str = "cpu") -> dict[str, Tensor]:
@@ -123,13 +147,17 @@ def read_tensors(path: Path, layouts: Layouts, device: torch.device | str = "cpu
     with safe_open(path, framework="pt", device="cpu") as file:
         plain = {name: _aligned(file.get_tensor(name)).to(device) for name in file.keys()}  # noqa: SIM118, no iterator
     try:
-        return unpack(plain, layouts)
-    except (KeyError, TypeError, RuntimeError, AttributeError) as error:
+        return unpack(plain, layouts, device)
+    except (LookupError, TypeError, RuntimeError, AttributeError, OverflowError) as error:
         raise ValueError(f"{path.name} does not fit its layouts: {error}") from error
 
 
-def pack(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Layouts]:
-    """Split `tensors` into what safetensors can hold as it is, and how to make the rest from it."""
+def pack(tensors: Mapping[str, Tensor], *, compact: bool = False) -> tuple[dict[str, Tensor], Layouts]:
+    """Split `tensors` into what safetensors can hold as it is, and how to make the rest from it.
+
+    Args:
+        compact: find those that a recipe makes, to the bit, from less.
+    """
     plain: dict[str, Tensor] = {}
     layouts: Layouts = {}
     strided: dict[str, Tensor] = {}
@@ -148,11 +176,18 @@ def pack(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Layouts]:
             strided.update({f"{name}::{part}": values for part, values in parts.items()})
     for group in _by_storage(strided):
         _pack_group(group, plain, layouts)
+    for name in list(plain) if compact else ():
+        found = None if name.endswith("::base") else find_recipe(name, plain[name])
+        if found is not None:
+            del plain[name]
+            layouts[name] = found[0]
+            plain.update(found[1])
     return plain, layouts
 
 
-def unpack(plain: Mapping[str, Tensor], layouts: Layouts) -> dict[str, Tensor]:
-    """The inverse of :func:`pack`."""
+def unpack(plain: Mapping[str, Tensor], layouts: Layouts, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """The inverse of :func:`pack`; `device` is where the plain ones are."""
+    check_recipes(layouts)
     done: dict[str, Tensor] = {}
     parts = {part for layout in layouts.values() for part in layout.get("parts", ())}
     bases = {layout["base"] for layout in layouts.values() if "base" in layout}
@@ -163,6 +198,8 @@ def unpack(plain: Mapping[str, Tensor], layouts: Layouts) -> dict[str, Tensor]:
         return done[name]
 
     def build(layout: Mapping[str, Any]) -> Tensor:
+        if "recipe" in layout:
+            return build_recipe(layout, [plain[part] for part in layout.get("parts", ())]).to(device)
         if "sparse" in layout:
             return _build_sparse(layout, [value(part) for part in layout["parts"]])
         if "same_as" in layout:

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import platform
-import re
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
 
+from pytest_nancapture.bundle.folder import hidden_folder, publish, sync_folder, write_text
 from pytest_nancapture.bundle.manifest import (
     BATCH,
     MANIFEST_NAME,
     OPTIMIZER,
     RNG,
     WEIGHTS,
-    FileRecord,
     Layouts,
     Manifest,
 )
-from pytest_nancapture.bundle.tensors import write_tensors
+from pytest_nancapture.bundle.tensors import pack, write_plain
 
-_TRIES = 1000
-_HIDDEN = ".tmp"
-_HOST = re.sub(r"[^A-Za-z0-9]", "_", platform.node())
+__all__ = ["fill_folder", "publish", "sync_folder", "write_bundle", "write_text"]
 
 
 def write_bundle(
@@ -53,24 +47,12 @@ def write_bundle(
     Raises:
         OSError: it cannot be written; nothing is left behind.
     """
-    dirpath.mkdir(parents=True, exist_ok=True)
-    _sweep(dirpath)
-    hidden = Path(tempfile.mkdtemp(prefix=f".{name}.{_HOST}-{os.getpid()}.", suffix=_HIDDEN, dir=dirpath))
+    hidden = hidden_folder(dirpath, name)
     try:
-        files: dict[str, FileRecord] = {}
-        layouts: dict[str, Layouts] = {}
-        for file, tensors in {WEIGHTS: weights, BATCH: batch, RNG: rng, OPTIMIZER: optimizer}.items():
-            if tensors is not None:
-                files[file], layouts[file] = write_tensors(hidden / file, tensors)
-        replace = dataclasses.replace
-        full = replace(
-            manifest,
-            files=files,
-            module=replace(manifest.module, layouts=layouts[WEIGHTS]),
-            batch=replace(manifest.batch, layouts=layouts[BATCH]),
-            optimizer=manifest.optimizer and replace(manifest.optimizer, layouts=layouts[OPTIMIZER]),
-        )
-        write_text(hidden / MANIFEST_NAME, full.dumps())
+        contents = {WEIGHTS: weights, BATCH: batch, RNG: rng, OPTIMIZER: optimizer}
+        packed = {file: pack(tensors) for file, tensors in contents.items() if tensors is not None}
+        layouts = {file: layout for file, (_, layout) in packed.items()}
+        fill_folder(hidden, with_layouts(manifest, layouts), {file: plain for file, (plain, _) in packed.items()})
         hidden.chmod(0o755)
         return publish(hidden, dirpath, name)
     except BaseException:  # Ctrl-C, too, must leave nothing behind; it goes on its way
@@ -78,60 +60,24 @@ def write_bundle(
         raise
 
 
-def _sweep(dirpath: Path) -> None:
-    """Remove what writers on this machine left behind that were killed; those still at work are let be."""
-    for hidden in dirpath.glob(f".*.{_HOST}-*{_HIDDEN}"):
-        process = hidden.name.rpartition(f".{_HOST}-")[2].partition(".")[0]
-        if process.isdigit() and not _is_alive(int(process)):
-            shutil.rmtree(hidden, ignore_errors=True)
+def with_layouts(manifest: Manifest, layouts: Mapping[str, Layouts]) -> Manifest:
+    """The manifest of tensors that are stored in this way, by file."""
+    replace = dataclasses.replace
+    return replace(
+        manifest,
+        module=replace(manifest.module, layouts=layouts[WEIGHTS]),
+        batch=replace(manifest.batch, layouts=layouts[BATCH]),
+        optimizer=manifest.optimizer and replace(manifest.optimizer, layouts=layouts[OPTIMIZER]),
+    )
 
 
-def _is_alive(process: int) -> bool:
-    if os.name != "posix":
-        return True
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
+def fill_folder(hidden: Path, manifest: Manifest, plain: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Write the files of a bundle, and flush them to the device.
 
-
-def write_text(path: Path, text: str) -> None:
-    """Write and flush to the device."""
-    with path.open("w", encoding="utf-8", newline="\n") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def publish(hidden: Path, dirpath: Path, name: str) -> Path:
-    """Rename a finished folder to the first free name of `name`, `name`-2, `name`-3 ...
-
-    Raises:
-        OSError: it cannot be renamed.
+    Args:
+        hidden: an empty folder.
+        manifest: everything but `files`.
+        plain: of each file, the tensors as they are stored.
     """
-    sync_folder(hidden)
-    for number in range(1, _TRIES):
-        place = dirpath / (name if number == 1 else f"{name}-{number}")
-        try:
-            # Fails where the name is taken: a bundle's folder is never empty, so a rename cannot replace one.
-            hidden.rename(place)
-        except OSError:
-            if not place.exists():
-                raise
-        else:
-            sync_folder(dirpath)
-            return place
-    raise FileExistsError(f"{dirpath / name}: taken, and so are the {_TRIES - 1} names after it")
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush the folder's own entries to the device, where the system can."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    files = {file: write_plain(hidden / file, tensors) for file, tensors in plain.items()}
+    write_text(hidden / MANIFEST_NAME, dataclasses.replace(manifest, files=files).dumps())

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from pytest_nancapture.bundle.bundle import Bundle
+from pytest_nancapture.bundle.folder import write_text
 from pytest_nancapture.bundle.manifest import MANIFEST_NAME, Fault
 from pytest_nancapture.bundle.text import human_size
-from pytest_nancapture.bundle.write import write_text
 from pytest_nancapture.capture.export import Capture
 from pytest_nancapture.errors import NancaptureError
 

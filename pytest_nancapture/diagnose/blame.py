@@ -157,7 +157,7 @@ def _chain(hit: _Hit, root: Path | None) -> tuple[str, ...]:
                 places.add(source)
                 way = "gradient of " if record.is_backward else ""
                 where = f" in {path}" if path else ""
-                told.append(f"{way}{op}{where}   {_relative(source, root)}:{source.line}   {source.text}")
+                told.append(f"{way}{op}{where}   {relative_file(source, root)}:{source.line}   {source.text}")
         step = step.led_to
     if len(told) > _CHAIN:
         told[_CHAIN // 2 : -(_CHAIN // 2)] = [f"... {len(told) - _CHAIN // 2 * 2} more"]
@@ -171,7 +171,7 @@ def _culprit(hit: _Hit, phase: Phase, root: Path | None, *, named: bool = True) 
     return Culprit(
         phase=phase,
         op=op if named else "",
-        file=_relative(source, root),
+        file=relative_file(source, root),
         line=source.line if source else 0,
         source=source.text if source else "",
         columns=source.columns if source else (0, 0),
@@ -182,7 +182,8 @@ def _culprit(hit: _Hit, phase: Phase, root: Path | None, *, named: bool = True) 
     )
 
 
-def _relative(source: Source | None, root: Path | None) -> str:
+def relative_file(source: Source | None, root: Path | None) -> str:
+    """The source's file, as a culprit names it."""
     if source is None:
         return ""
     path = Path(source.file)

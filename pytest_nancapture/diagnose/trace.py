@@ -54,6 +54,20 @@ class Record:
     forward: Forward | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Birth:
+    """An operation of the user's code, or its gradient, that made NaN or Inf of better values.
+
+    Attributes:
+        is_first: whether those were finite; else it made NaN of Inf.
+    """
+
+    op: str
+    source: Source
+    is_backward: bool
+    is_first: bool
+
+
 @dataclass(frozen=True)
 class GivenValue:
     """Bad values that were there before the step: in the batch, in the weights, or in a constant of the code."""
@@ -99,11 +113,18 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     padded lane that overflows is not taken for the cause of a NaN elsewhere in the same tensor.
     """
 
-    def __init__(self, module: nn.Module, batch: Mapping[str, Tensor], package: str = "") -> None:
-        """`batch`: the tensors that the step is given, by name; `package`: see :func:`user_source`."""
+    def __init__(
+        self, module: nn.Module, batch: Mapping[str, Tensor], package: str = "", *, heals: bool = False
+    ) -> None:
+        """`batch`: the tensors that the step is given, by name; `package`: see :func:`user_source`.
+
+        With `heals`, every bad value becomes 0 where it is born: what is left is roughly what a fix will leave.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
         self._package = package
         self._given: dict[int, GivenValue] = {}
+        self._heals = heals
+        self._batch = batch
         self.expect(batch)
         self._module = module
         self._is_active = False
@@ -113,9 +134,16 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stack: list[str] = []
         self._count = 0
         self._paused = False
+        self.births: dict[Birth, set[str]] = {}
+        """Where bad values were born, and of what kind, also those that led to nothing."""
 
     def start(self) -> None:
         """Watch from here on: the instant, when the captured values are in the module's tensors."""
+        if self._heals:
+            for tensor in (*self._batch.values(), *dict(parameters(self._module)).values()):
+                look = _look(tensor)
+                if look.nan:
+                    _heal(look)
         for path, tensor in (*parameters(self._module), *buffers(self._module)):
             if _look(tensor).bad is not None:
                 self._given[_memory(tensor)] = GivenValue("weights", path)
@@ -196,6 +224,11 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._forget(look.tensor)
             return result
         record = self._record(func, values, inputs, before, bad, source, node, forward)
+        self._note_birth(record, bad)
+        if self._heals and record.birth in ("computed", "nan"):
+            for look in bad:
+                _heal(look)
+            return result
         for look in bad:
             self._writers[_memory(look.tensor)] = record
         return result
@@ -248,6 +281,17 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             forward=forward,
         )
 
+    def _note_birth(self, record: Record, bad: list[_Look]) -> None:
+        place = record.forward if record.is_backward and record.forward is not None else record
+        if record.birth in ("computed", "nan") and place.source is not None:
+            birth = Birth(
+                op=place.op,
+                source=place.source,
+                is_backward=record.is_backward,
+                is_first=record.birth == "computed",
+            )
+            self.births.setdefault(birth, set()).add("nan" if any(look.nan for look in bad) else "inf")
+
     def _origin(self, look: _Look) -> Record | GivenValue:
         return self.writer(look.tensor) or GivenValue("constant")
 
@@ -292,6 +336,12 @@ def _look(tensor: Tensor) -> _Look:
         values = values.float()
     finite = values.isfinite()
     return _Look(tensor, None) if bool(finite.all()) else _Look(tensor, ~finite, bool(values.isnan().any()))
+
+
+def _heal(look: _Look) -> None:
+    assert look.bad is not None
+    with torch.no_grad():
+        stored_values(look.tensor.detach()).masked_fill_(look.bad, 0)
 
 
 def _reach(look: _Look, output: _Look) -> Tensor | None:

@@ -82,7 +82,9 @@ class Player:
         return original(batch, batch_idx, *rest)
 
     def _bring_to_the_instant(self) -> None:
-        load_tensors(self.module, self.tensors, self.manifest.module.resized)
+        record = self.manifest.module
+        initial = record.initial.all_names() if record.initial is not None else ()
+        load_tensors(self.module, self.tensors, record.resized, initial)
         set_state(self.module, self.manifest.module, self.decoder)
         self._bad_before = frozenset(name for name, buffer in buffers(self.module) if not is_finite(buffer))
         for _, parameter in unique_parameters(self.module):

@@ -103,10 +103,16 @@ def materialize(module: nn.Module, captured: Mapping[str, Tensor]) -> None:
             tensor.materialize(captured[name].shape)
 
 
-def load_tensors(module: nn.Module, captured: Mapping[str, Tensor], resized: Collection[str] = ()) -> None:
+def load_tensors(
+    module: nn.Module,
+    captured: Mapping[str, Tensor],
+    resized: Collection[str] = (),
+    initial: Collection[str] = (),
+) -> None:
     """Copy captured parameters and buffers into the module.
 
     Args:
+        initial: those that are to stay as the code made them; they must be there.
         resized: buffers that had another size than code makes them in, such as a queue that fills; so they get it.
 
     Raises:
@@ -115,8 +121,9 @@ def load_tensors(module: nn.Module, captured: Mapping[str, Tensor], resized: Col
     now: dict[str, Tensor] = {**dict(parameters(module)), **dict(buffers(module))}
     volatile = volatile_buffers(module)
     homes = {name for name in resized if has_buffer(module, name)}
-    wrong = [f"{name} is gone" for name in sorted(captured.keys() - now.keys() - homes)]
-    wrong += [f"{name} is new" for name in sorted(now.keys() - volatile - captured.keys())]
+    expected = {*captured, *initial}
+    wrong = [f"{name} is gone" for name in sorted(expected - now.keys() - homes)]
+    wrong += [f"{name} is new" for name in sorted(now.keys() - volatile - expected)]
     wrong += [
         f"{name} was {_shape(captured[name])}, is {_shape(now[name])}"
         for name in sorted(captured.keys() & now.keys() - volatile - homes)

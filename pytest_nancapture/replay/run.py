@@ -23,7 +23,7 @@ from torch import Tensor
 from pytest_nancapture.bundle import numerics, rng
 from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.bundle.decode import Decoder
-from pytest_nancapture.bundle.manifest import BATCH, OPTIMIZER, RNG, WEIGHTS
+from pytest_nancapture.bundle.manifest import BATCH, OPTIMIZER, RNG, WEIGHTS, Layouts
 from pytest_nancapture.bundle.names import submodules
 from pytest_nancapture.bundle.tensors import read_tensors
 from pytest_nancapture.bundle.text import some
@@ -70,6 +70,15 @@ class _Content:
     optimizer: dict[str, Tensor]
 
 
+Source = Callable[[str, Layouts, "torch.device | str"], dict[str, Tensor]]
+"""Gives the tensors of a file, made anew at every call, since the step may change them."""
+
+
+def stored_in(path: Path) -> Source:
+    """From a bundle's folder."""
+    return lambda name, layouts, device: read_tensors(path / name, layouts, device)
+
+
 def run_replay(
     bundle: str | PathLike[str] | Bundle,
     *,
@@ -84,35 +93,50 @@ def run_replay(
     opened.verify()
     target = choose_device(device, opened.manifest)
     hooks = hooks or ReplayHooks()
-    with _traceless() as folder:
-        result = _Replay(opened, target, hooks, folder).run(module, trace=trace)
+    with traceless() as folder:
+        result = Replay(opened, target, hooks, folder).run(module, trace=trace)
         if result["verdict"] == "finite" and opened.manifest.module.compiled and module is None:
-            again = _Replay(opened, target, hooks, folder).run(None, compiled=True)
+            again = Replay(opened, target, hooks, folder).run(None, compiled=True)
             passed = again["verdict"] == "finite"
             note = "finite without torch.compile" + (" and with it" if passed else "; this is the replay with it")
             result = {**again, "notes": (*again["notes"], note)}
     return ReplayResult(device=str(target), seconds=time.perf_counter() - start, **result)
 
 
-class _Replay:
-    """One run of the step; the bundle's tensors are read for it alone, since the step may change them."""
+class Replay:
+    """One run of the step; the bundle's tensors are read for it alone, since the step may change them.
 
-    def __init__(self, bundle: Bundle, device: torch.device, hooks: ReplayHooks, folder: str) -> None:
+    Attributes:
+        finding: what the step was seen to do; None until it ran, or where it did not come to its end.
+        player: that ran it.
+        trace: of the operations, if one was asked for.
+    """
+
+    def __init__(
+        self, bundle: Bundle, device: torch.device, hooks: ReplayHooks, folder: str, source: Source | None = None
+    ) -> None:
+        """`source` gives the tensors, instead of the bundle's folder."""
         self._bundle = bundle
-        self._content = content = _read(bundle, device)
+        self._content = content = _read(bundle, device, source or stored_in(bundle.path))
+        self.finding: Finding | None = None
+        self.player: Player | None = None
+        self.trace: Trace | None = None
         self._device = device
         self._hooks = hooks
         self._folder = folder
         self._resolver = resolver_for(bundle)
         self._decoder = Decoder({**content.others, **content.optimizer, **content.batch}, self._resolver)
 
-    def run(self, module: Any, *, compiled: bool = False, trace: bool = False) -> dict[str, Any]:
-        """The fields of the result but device and seconds."""
-        manifest, notes = self._bundle.manifest, self._notes()
+    def run(self, module: Any, *, compiled: bool = False, trace: bool = False, heals: bool = False) -> dict[str, Any]:
+        """The fields of the result but device and seconds; for `heals` see :class:`Trace`."""
+        manifest, notes = self._bundle.manifest, self._notes(given=module is not None)
         blamed = {name: self._content.weights[name] for name in manifest.fault.weights if name in self._content.weights}
         try:
             given = given_fault(blamed, self._content.batch)
-            player = self._play(self._module(module), compiled=compiled, trace=trace)
+            step = self.module(module)
+            if trace or heals:
+                self.trace = _new_trace(step, self._content.batch, heals=heals)
+            player = self._play(step, compiled=compiled)
         except MismatchError as error:
             return self._without_verdict("mismatch", str(error), notes)
         except RebuildError as error:
@@ -120,6 +144,7 @@ class _Replay:
         except Exception as error:  # whatever the user's code raises is the verdict, not our failure
             reason = f"the step raised {type(error).__name__}: {error}"
             return self._without_verdict("error", reason, notes, _user_traceback(error))
+        self.finding, self.player = player.finding, player
         finding = player.finding
         if finding is None:
             return self._without_verdict("error", "training ended before the captured step was over", notes)
@@ -143,9 +168,17 @@ class _Replay:
             "notes": notes,
         }
 
-    def _module(self, module: Any) -> Any:
+    def module(self, module: Any = None) -> Any:
+        """The one given, or one built, its weights yet to be loaded.
+
+        Raises:
+            RebuildError: it cannot be built, or a Trainer cannot run it.
+        """
         # Whoever builds it does so in the captured default dtype.
         numerics.apply(self._bundle.manifest.numerics)
+        initial = self._bundle.manifest.module.initial
+        if initial is not None:
+            rng.RandomStates.seeded(initial.seed).restore()
         if module is None and self._hooks.module is not None:
             module = self._hooks.module(self._bundle)
         if module is None:
@@ -155,15 +188,14 @@ class _Replay:
         check_module(module, "the module given")
         return module
 
-    def _play(self, module: Any, *, compiled: bool, trace: bool) -> Player:
+    def _play(self, module: Any, *, compiled: bool) -> Player:
         manifest = self._bundle.manifest
         batches = [(batch.batch_idx, self._batch(batch.tree)) for batch in manifest.batch.window]
         states = None
         if manifest.optimizer is not None:
             states = [self._decoder.decode(state) for state in manifest.optimizer.states]
         player = Player(manifest, module, self._content.weights, self._content.rng, self._decoder, states)
-        if trace:
-            player.trace = _new_trace(module, self._content.batch)
+        player.trace = self.trace
         overrides = (self._hooks.trainer_kwargs and self._hooks.trainer_kwargs(self._bundle)) or {}
         callback = _callback(framework_of(module), player)
         trainer = build_trainer(module, manifest.trainer, self._device, callback, self._folder, overrides)
@@ -186,7 +218,7 @@ class _Replay:
         changed = self._hooks.batch(self._bundle, batch) if self._hooks.batch is not None else None
         return batch if changed is None else changed
 
-    def _notes(self) -> tuple[str, ...]:
+    def _notes(self, *, given: bool) -> tuple[str, ...]:
         """What a reader should know before trusting the verdict."""
         manifest, notes = self._bundle.manifest, []
         if manifest.device_kind != self._device.type:
@@ -199,6 +231,9 @@ class _Replay:
         if manifest.module.synchronized:
             norms = some(manifest.module.synchronized)
             notes.append(f"the statistics of {norms} were taken over all ranks, here over this rank's batch alone")
+        initial = manifest.module.initial
+        if given and initial is not None:
+            notes.append(f"{len(initial.all_names())} weights are those of the module given: the bundle holds none")
         if manifest.module.changed_before_copy:
             notes.append("the step had changed weights before they could be copied")
         return tuple(notes)
@@ -210,16 +245,16 @@ class _Replay:
         return {**fields, "loss": None, "nonfinite": (), "culprit": None}
 
 
-def _read(bundle: Bundle, device: torch.device) -> _Content:
+def _read(bundle: Bundle, device: torch.device, source: Source) -> _Content:
     manifest, path = bundle.manifest, bundle.path
     try:
-        stored = read_tensors(path / WEIGHTS, manifest.module.layouts, device)
-        states = read_tensors(path / RNG, {})
-        optimizer = read_tensors(path / OPTIMIZER, manifest.optimizer.layouts, device) if manifest.optimizer else {}
+        stored = source(WEIGHTS, manifest.module.layouts, device)
+        states = source(RNG, {}, "cpu")
+        optimizer = source(OPTIMIZER, manifest.optimizer.layouts, device) if manifest.optimizer else {}
         return _Content(
             weights={name: tensor for name, tensor in stored.items() if not name.startswith(_ARGUMENTS)},
             others={name: tensor.cpu() for name, tensor in stored.items() if name.startswith(_ARGUMENTS)},
-            batch=read_tensors(path / BATCH, manifest.batch.layouts, device),
+            batch=source(BATCH, manifest.batch.layouts, device),
             rng=[rng.RandomStates.decode(record, states) for record in manifest.rng.instants],
             optimizer=optimizer,
         )
@@ -232,7 +267,7 @@ def _read(bundle: Bundle, device: torch.device) -> _Content:
 
 
 @contextmanager
-def _traceless() -> Iterator[str]:
+def traceless() -> Iterator[str]:
     """Yields an empty folder; random states, numeric settings, paths, log levels and filters are put back."""
     loggers = [(logging.getLogger(name), logging.getLogger(name).level) for name in _NOISY]
     path, here, grad = list(sys.path), Path.cwd(), torch.is_grad_enabled()
@@ -256,11 +291,11 @@ def _traceless() -> Iterator[str]:
                 logger.setLevel(level)
 
 
-def _new_trace(module: Any, batch: Mapping[str, Tensor]) -> Trace:
+def _new_trace(module: Any, batch: Mapping[str, Tensor], *, heals: bool) -> Trace:
     from pytest_nancapture.diagnose.source import package_folder
     from pytest_nancapture.diagnose.trace import Trace
 
-    return Trace(module, batch, package_folder(module))
+    return Trace(module, batch, package_folder(module), heals=heals)
 
 
 def _traced(trace: Trace | None) -> AbstractContextManager[None]:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from fake_bundles import fake_manifest
 
-from pytest_nancapture.bundle import write as module
+from pytest_nancapture.bundle import folder as module
 from pytest_nancapture.bundle.bundle import Bundle, find_bundles
 from pytest_nancapture.bundle.manifest import BATCH, MANIFEST_NAME, OPTIMIZER, RNG, WEIGHTS, OptimizerRecord
 from pytest_nancapture.bundle.tensors import read_tensors

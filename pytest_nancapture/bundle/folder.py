@@ -1,0 +1,80 @@
+"""A bundle's folder comes into being whole or not at all: hidden, flushed, renamed. No torch in here."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+_TRIES = 1000
+_HIDDEN = ".tmp"
+_HOST = re.sub(r"[^A-Za-z0-9]", "_", platform.node())
+
+
+def hidden_folder(dirpath: Path, name: str) -> Path:
+    """A new, empty one below `dirpath`, which is made if it is not there; what dead writers left there is removed."""
+    dirpath.mkdir(parents=True, exist_ok=True)
+    sweep(dirpath)
+    return Path(tempfile.mkdtemp(prefix=f".{name}.{_HOST}-{os.getpid()}.", suffix=_HIDDEN, dir=dirpath))
+
+
+def sweep(dirpath: Path) -> None:
+    """Remove what writers on this machine left behind that were killed; those still at work are let be."""
+    for hidden in dirpath.glob(f".*.{_HOST}-*{_HIDDEN}"):
+        process = hidden.name.rpartition(f".{_HOST}-")[2].partition(".")[0]
+        if process.isdigit() and not _is_alive(int(process)):
+            shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _is_alive(process: int) -> bool:
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write and flush to the device."""
+    with path.open("w", encoding="utf-8", newline="\n") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def publish(hidden: Path, dirpath: Path, name: str) -> Path:
+    """Rename a finished folder to the first free name of `name`, `name`-2, `name`-3 ...
+
+    Raises:
+        OSError: it cannot be renamed.
+    """
+    sync_folder(hidden)
+    for number in range(1, _TRIES):
+        place = dirpath / (name if number == 1 else f"{name}-{number}")
+        try:
+            # Fails where the name is taken: a bundle's folder is never empty, so a rename cannot replace one.
+            hidden.rename(place)
+        except OSError:
+            if not place.exists():
+                raise
+        else:
+            sync_folder(dirpath)
+            return place
+    raise FileExistsError(f"{dirpath / name}: taken, and so are the {_TRIES - 1} names after it")
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush the folder's own entries to the device, where the system can."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
