@@ -14,6 +14,7 @@
     │   ├── RebuildError            the module cannot be built again from what the bundle says
     │   ├── MismatchError           captured tensors no longer fit today's module
     │   └── DeviceUnavailableError  the device asked for is not on this machine
+    ├── ShrinkError                 a bundle that cannot be made smaller
     └── PinError                    a bundle that must not become a fixture
 """
 
@@ -35,6 +36,7 @@ __all__ = [
     "PinError",
     "RebuildError",
     "ReplayError",
+    "ShrinkError",
     "UnwritableValueError",
 ]
 
@@ -129,5 +131,9 @@ class DeviceUnavailableError(ReplayError):
     """The device asked for is not on this machine."""
 
 
+class ShrinkError(NancaptureError):
+    """A bundle that cannot be made smaller: not red, without a verdict, or the place for the result is taken."""
+
+
 class PinError(NancaptureError):
-    """A bundle that must not become a fixture: not red, or its place is taken."""
+    """A bundle that must not become a fixture: not red, too large, pinned already, or its place is taken."""
