@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from fake_bundles import fake_manifest, tensor_file, write_bundle
-from fake_shrinker import FakeShrinker, install
+from fake_shrinker import SMALL, FakeShrinker, install
 
 from pytest_nancapture import __version__
 from pytest_nancapture.bundle.manifest import BatchRecord, MicroBatch, PinRecord, Reproduced, RngRecord
@@ -591,7 +591,11 @@ kept    3 of 20 classes: the fault needs them
 next    nancapture pin {small} fixtures
 """
     assert (0, expected) == (code, out)
-    assert [f"shrinking  {size(bundle)}      0 s   batch        kept 0 of 1   dropping samples"] == err.splitlines()
+    expected = f"""\
+shrinking  {size(bundle)}      0 s   batch        kept 0 of 1   dropping samples
+shrinking  {size(small)}      1 s   batch        kept 1 of 2   dropping samples
+"""
+    assert expected == err
     options = {"device": "auto", "max_seconds": 300.0, "jobs": 1}
     assert [(bundle.absolute(), Path(small).absolute(), options)] == shrinker.asked
 
@@ -740,10 +744,12 @@ next    git add {PINNED}
         nan_bundles = ["fixtures"]   (pyproject.toml, below [tool.pytest.ini_options])
 """
     assert (0, expected) == (code, out)
+    after = size(write_bundle("alike", files=SMALL))
     expected = f"""\
 replaying nan-bundles/{NAME} in a fresh process ...
 shrinking it, for 300 s at most; Ctrl-C ends that early ...
 shrinking  {size(bundle)}      0 s   batch        kept 0 of 1   dropping samples
+shrinking  {after}      1 s   batch        kept 1 of 2   dropping samples
 replaying the shrunk one in a fresh process ...
 """
     assert expected == err

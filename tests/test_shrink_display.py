@@ -50,7 +50,7 @@ def test_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_in_a_log() -> None:
-    """A line for what was gained, but at most one a second and none lost; else one every ten seconds."""
+    """A line for what was gained, but at most one a second; else one every ten seconds; and always the last."""
     stream, now = io.StringIO(), 0.0
     line = ProgressLine(stream, lambda: now)
     for now, size in (
@@ -63,13 +63,14 @@ def test_in_a_log() -> None:
         (13.5, 600),
         (13.6, 600),
         (23.5, 600),
+        (23.9, 500),
     ):
         line(progress(size, 1, 1, now))
     line.close()
     shown = [text.split()[1:5] for text in stream.getvalue().splitlines()]
     assert [
         [size, "B", seconds, "s"]
-        for size, seconds in (("900", "0"), ("800", "2"), ("700", "9"), ("600", "14"), ("600", "24"))
+        for size, seconds in (("900", "0"), ("800", "2"), ("700", "9"), ("600", "14"), ("600", "24"), ("500", "24"))
     ] == shown
 
 

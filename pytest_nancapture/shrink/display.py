@@ -35,6 +35,7 @@ class ProgressLine:
         self._width = 0
         self._size: int | None = None
         self._last = -_PULSE
+        self._left_out = ""
 
     def __call__(self, progress: Progress) -> None:
         """Show it, unless that would be too much."""
@@ -47,15 +48,16 @@ class ProgressLine:
         elif now - self._last >= (_BREATH if gained else _PULSE):
             self._stream.write(f"{text}\n")
         else:
+            self._left_out = text
             return
-        self._last, self._size = now, progress.size
+        self._last, self._size, self._left_out = now, progress.size, ""
         self._stream.flush()
 
     def close(self) -> None:
-        """Leave the line on the terminal as it stands, and go to the next."""
-        if self._width:
-            self._stream.write("\n")
-            self._width = 0
+        """Leave the last of it to be seen, and go to the next line."""
+        if self._width or self._left_out:
+            self._stream.write(f"{self._left_out}\n")
+            self._width, self._left_out = 0, ""
 
 
 def _progress(progress: Progress) -> str:

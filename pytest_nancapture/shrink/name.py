@@ -76,11 +76,11 @@ def module_word(target: str, file: str | None) -> str:
     """
     module, _, path = target.partition(":")
     words = _kebab(path.rpartition(".")[2])
+    while len(words) > 1 and words[0] in _LEADING:
+        words = words[1:]
+    while len(words) > 1 and words[-1] in _TRAILING:
+        words = words[:-1]
     if not set(words) <= _GENERIC_CLASS:
-        while words[0] in _LEADING:
-            words = words[1:]
-        while words[-1] in _TRAILING:
-            words = words[:-1]
         return _fused(words)
     parts = PurePosixPath(file).with_suffix("").parts if file else module.split(".")
     for part in reversed(parts):
