@@ -405,7 +405,7 @@ def test_a_shrunk_bundle_that_is_too_large(
         r"not pinned: it is \d\.\d kB \(it was \d\.\d kB\), more than the 1 kB of --max-size",
         lines.pop(0),
     )
-    assert lines.pop(0) == "  What had to stay: 20 classes of the head."
+    assert lines.pop(0) == "  What it holds: 20 classes of the head."
     if stopped:
         assert lines.pop(0) == f"  Shrinking was not finished: nancapture pin {small} goes on from there."
     assert re.fullmatch(

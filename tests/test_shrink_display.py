@@ -33,11 +33,11 @@ def test_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Terminal()
     line = ProgressLine(stream)
     line(progress(95_000_000, 1, 0, 0.4))
-    line(progress(12_000_000, 52, 14, 38.2, "classes"))
+    line(progress(12_000_000, 52, 14, 38.2, "samples: classes"))
     line.close()
     line.close()
-    first = "shrinking   95 MB      0 s   samples      kept 0 of 1   dropping samples"
-    second = "shrinking   12 MB     38 s   samples      kept 14 of 52   classes"
+    first = "shrinking   95 MB      0 s   kept 0 of 1      samples      dropping samples"
+    second = "shrinking   12 MB     38 s   kept 14 of 52    samples      classes"
     assert f"\r{first}\r{second:{len(first)}}\n" == stream.getvalue()
 
 
@@ -103,7 +103,7 @@ red     nan in loss, 161 of 161 gradients not finite
         window     47 MB    48 MB       2      1
         samples    48 MB   6.2 kB     140     31
         weights        -   6.2 kB      12      0
-kept    20 classes: the loss counts them
+holds   20 classes: the loss counts them
 note    stopped after 300 s; run the same command again to go on
 next    nancapture pin small fixtures"""
     page = shrunk_page(shrunk, earlier=0, seconds=300.0, following="nancapture pin small fixtures")

@@ -16,7 +16,7 @@ from pytest_nancapture.bundle.text import parse_size, printable
 from pytest_nancapture.errors import NancaptureError
 from pytest_nancapture.shrink import pin as pinning
 from pytest_nancapture.shrink import promote as promoting
-from pytest_nancapture.shrink.display import ProgressLine, pinned_lines, shrunk_dict, shrunk_page
+from pytest_nancapture.shrink.display import ProgressLine, pinned_lines, shrinking_line, shrunk_dict, shrunk_page
 from pytest_nancapture.shrink.into import shrink_into, small_sibling
 
 Command = Callable[[argparse.Namespace], int]
@@ -109,6 +109,7 @@ def shrink(args: argparse.Namespace) -> int:
     """Make a smaller bundle, and tell how it went."""
     bundle = open_named(args.bundle)
     out = small_sibling(bundle) if args.out is None else args.out
+    print(shrinking_line(shown(bundle.path), args.max_seconds), "...", file=sys.stderr, flush=True)
     with contextlib.redirect_stdout(sys.stderr), contextlib.closing(ProgressLine()) as line:
         shrunk, earlier = shrink_into(
             bundle, out, device=args.device, max_seconds=args.max_seconds, jobs=args.jobs, progress=line

@@ -63,8 +63,9 @@ class ProgressLine:
 def _progress(progress: Progress) -> str:
     counts = f"kept {progress.kept} of {progress.tried}"
     size = human_size(progress.size)
-    what = f"   {progress.what}" if progress.what else ""
-    return printable(f"shrinking {size:>7}   {progress.seconds:4.0f} s   {progress.pass_name:12} {counts}{what}")
+    what = progress.what.removeprefix(f"{progress.pass_name}: ")
+    text = f"shrinking {size:>7}   {progress.seconds:4.0f} s   {counts:16} {progress.pass_name:12} {what}"
+    return printable(text).rstrip()
 
 
 def shrunk_page(shrunk: Shrunk, *, earlier: int, seconds: float, following: str) -> str:
@@ -83,7 +84,7 @@ def shrunk_page(shrunk: Shrunk, *, earlier: int, seconds: float, following: str)
     if reason := shrunk.result.get("reason"):
         lines.append(f"red     {reason}")
     lines += gains_table(shrunk)
-    lines += [f"{'kept' if not position else '':7} {text}" for position, text in enumerate(shrunk.kept)]
+    lines += [f"{'holds' if not position else '':7} {text}" for position, text in enumerate(shrunk.kept)]
     if stopped := stopped_line(shrunk, seconds):
         lines.append(f"note    {stopped}; run the same command again to go on")
     lines.append(f"next    {following}")
@@ -121,6 +122,11 @@ def gains_table(shrunk: Shrunk) -> list[str]:
 def stopped_line(shrunk: Shrunk, seconds: float) -> str:
     """Why it ended before there was nothing left to try; empty where it did not."""
     return _STOPPED.get(shrunk.stopped, shrunk.stopped).format(seconds=seconds)
+
+
+def shrinking_line(what: str, seconds: float) -> str:
+    """What is said before the first candidate, which may take a while to come."""
+    return f"shrinking {what}, for {seconds:g} s at most; Ctrl-C ends that early"
 
 
 def pinned_lines(pinned: Pinned, seconds: float) -> Iterator[str]:

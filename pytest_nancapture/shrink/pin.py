@@ -15,6 +15,7 @@ from pytest_nancapture.bundle.manifest import Manifest, PinRecord, Reproduced
 from pytest_nancapture.bundle.named import shown
 from pytest_nancapture.bundle.text import human_size, size_above
 from pytest_nancapture.errors import NancaptureError, PinError
+from pytest_nancapture.shrink.display import shrinking_line
 from pytest_nancapture.shrink.fresh import replay_afresh
 from pytest_nancapture.shrink.name import readable_name
 from pytest_nancapture.shrink.place import check_name, copy_bundle, free_name, workshop
@@ -136,7 +137,7 @@ def _shrunk(
     shrinking: Shrinking,
     tell: Callable[[str], None],
 ) -> Pinned:
-    tell(f"shrinking it, for {shrinking.max_seconds:g} s at most; Ctrl-C ends that early")
+    tell(shrinking_line("it", shrinking.max_seconds))
     try:
         from pytest_nancapture.shrink.shrinker import shrink
 
@@ -218,7 +219,7 @@ def _still_too_large(bundle: Bundle, small: Pinned, limit: int) -> str:
     kept = copy_bundle(small.bundle, free_name(bundle.path.parent, f"{bundle.name}-small"), small.bundle.manifest)
     lines = [f"{bundle.path}: not pinned: it is {human_size(size)} (it was {human_size(bundle.size)}), {over}"]
     if small.shrunk.kept:
-        lines.append(f"  What had to stay: {'; '.join(small.shrunk.kept)}.")
+        lines.append(f"  What it holds: {'; '.join(small.shrunk.kept)}.")
     if small.shrunk.stopped:
         lines.append(f"  Shrinking was not finished: nancapture pin {shown(kept.path)} goes on from there.")
     lines.append(f"  It is kept as {shown(kept.path)}; pin that one with --no-shrink {enough} to take it as it is.")
