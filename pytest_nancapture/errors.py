@@ -136,4 +136,4 @@ class ShrinkError(NancaptureError):
 
 
 class PinError(NancaptureError):
-    """A bundle that must not become a fixture: not red, or its place is taken."""
+    """A bundle that must not become a fixture: not red, too large, pinned already, or its place is taken."""

@@ -23,9 +23,16 @@ START_UP = [
     *(PACKAGE / "plugin").glob("*.py"),
     *(
         PACKAGE / "bundle" / f"{name}.py"
-        for name in ("__init__", "manifest", "schema", "bundle", "describe", "outline", "text")
+        for name in ("__init__", "manifest", "schema", "bundle", "describe", "folder", "named", "outline", "text")
     ),
     *(PACKAGE / "replay" / f"{name}.py" for name in ("__init__", "hooks", "result")),
+    *(
+        PACKAGE / "shrink" / f"{name}.py"
+        for name in (
+            *("__init__", "command", "fault", "fresh", "guilty", "into", "memory"),
+            *("name", "pin", "place", "promote", "display", "same"),
+        )
+    ),
 ]
 HEAVY = {"torch", "lightning", "pytorch_lightning", "numpy", "safetensors"}
 

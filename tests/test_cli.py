@@ -14,15 +14,19 @@ from typing import Any
 
 import pytest
 from fake_bundles import fake_manifest, tensor_file, write_bundle
+from fake_shrinker import SMALL, FakeShrinker, install
 
 from pytest_nancapture import __version__
 from pytest_nancapture.bundle.manifest import BatchRecord, MicroBatch, PinRecord, Reproduced, RngRecord
+from pytest_nancapture.bundle.text import human_size
 from pytest_nancapture.cli import main
-from pytest_nancapture.errors import DeviceUnavailableError
+from pytest_nancapture.errors import DeviceUnavailableError, ShrinkError
 from pytest_nancapture.replay.result import Culprit, ReplayResult
 from pytest_nancapture.shrink import pin as pinning
+from pytest_nancapture.shrink import promote as promoting
 
 NAME = "step-000812-rank-0"
+PINNED = "fixtures/shop-div-zero-count"
 FINITE = ReplayResult(
     verdict="finite", loss=0.5, nonfinite=(), culprit=None, reason="all is finite", device="cpu", seconds=1.0
 )
@@ -323,6 +327,32 @@ def test_show_says_what_weakens_a_bundle(here: Path, capsys: pytest.CaptureFixtu
     assert expected == lines
 
 
+@pytest.mark.parametrize(
+    ("setting", "row"),
+    [
+        ([False, False], "no"),
+        ([True, False], "yes"),
+        ([True, True], "yes, only warning of others"),
+        ([False, True], "no"),
+        ("odd", "odd"),
+    ],
+)
+def test_show_of_settings_in_words(here: Path, capsys: pytest.CaptureFixture[str], setting: Any, row: str) -> None:
+    """What stands for something else is said as that: no pair of flags, and no limit of -1."""
+    folder = write_bundle(
+        here / "b", numerics={"deterministic_algorithms": setting}, trainer={"max_epochs": -1, "max_steps": -1}
+    )
+    out = run(capsys, "show", str(folder))[1]
+    assert f"\n  deterministic algorithms  {row}\n" in out
+    assert re.search(r"\n  max epochs +no limit\n  max steps +no limit\n", out)
+
+
+def test_show_of_limits(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A limit that was set is shown."""
+    folder = write_bundle(here / "b", trainer={"max_epochs": 3, "max_steps": 500})
+    assert re.search(r"\n  max epochs +3\n  max steps +500\n", run(capsys, "show", str(folder))[1])
+
+
 def test_show_as_json(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The manifest as it stands in bundle.json, with path and size."""
     code, out, _ = run(capsys, "show", str(bundle), "--json")
@@ -531,44 +561,284 @@ def test_ctrl_c(bundle: Path, replays: StandIn, capsys: pytest.CaptureFixture[st
     assert run(capsys, "replay", str(bundle)) == (130, "", "code under test prints\n")
 
 
+# shrink
+
+
+@pytest.fixture
+def shrinker(monkeypatch: pytest.MonkeyPatch) -> FakeShrinker:
+    return install(monkeypatch)
+
+
+def size(path: Path | str) -> str:
+    return f"{sum(file.stat().st_size for file in Path(path).iterdir()) / 1000:.1f} kB"
+
+
+def test_shrink(bundle: Path, shrinker: FakeShrinker, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside the bundle, unless said otherwise: from what to what, what each pass gained, what to do next."""
+    shrinker.kept = ("3 of 20 classes: the fault needs them", "all random states")
+    code, out, err = run(capsys, "shrink", str(bundle))
+    small = f"{bundle}-small"
+    before, after = (sum(file.stat().st_size for file in Path(path).iterdir()) for path in (bundle, small))
+    gained = f"{human_size(before - after):>6}"
+    expected = f"""\
+shrunk  {small}   {size(bundle)} -> {size(small)}
+red     the loss is nan
+        pass      gained     left   tried   kept
+        batch     {gained}   {size(small)}      20      3
+        weights        -   {size(small)}       4      0
+holds   3 of 20 classes: the fault needs them
+        all random states
+next    nancapture pin {small} fixtures
+"""
+    assert (0, expected) == (code, out)
+    expected = f"""\
+shrinking {bundle}, for 300 s at most; Ctrl-C ends that early ...
+shrinking  {size(bundle)}      0 s   kept 0 of 1      batch        dropping samples
+shrinking  {size(small)}      1 s   kept 1 of 2      batch        dropping samples
+"""
+    assert expected == err
+    options = {"device": "auto", "max_seconds": 300.0, "jobs": 1}
+    assert [(bundle.absolute(), Path(small).absolute(), options)] == shrinker.asked
+
+
+def test_shrink_into_a_place(bundle: Path, shrinker: FakeShrinker, capsys: pytest.CaptureFixture[str]) -> None:
+    """The place and the options are passed on."""
+    place = "a/b/small one"
+    code, out, _ = run(capsys, "shrink", str(bundle), place, "--device=cpu", "--max-seconds=2.5", "--jobs=4")
+    assert (0, f"next    nancapture pin '{place}' fixtures") == (code, out.splitlines()[-1])
+    options = {"device": "cpu", "max_seconds": 2.5, "jobs": 4}
+    assert [(bundle.absolute(), Path(place).absolute(), options)] == shrinker.asked
+
+
+@pytest.mark.parametrize("remembers", [True, False])
+@pytest.mark.parametrize(
+    ("stopped", "code", "note"), [("time", 0, "stopped after 60 s"), ("interrupted", 130, "interrupted")]
+)
+def test_shrink_that_is_stopped(
+    bundle: Path,
+    shrinker: FakeShrinker,
+    capsys: pytest.CaptureFixture[str],
+    stopped: str,
+    code: int,
+    note: str,
+    remembers: bool,
+) -> None:
+    """The best so far is there; it is said how to go on, and the same command does: from what the shrinker
+    remembers or, where it does not, from the smaller bundle."""
+    shrinker.stopped, shrinker.remembers = stopped, remembers
+    command = ("shrink", str(bundle), "--max-seconds=60")
+    first, out, _ = run(capsys, *command)
+    assert code == first
+    assert f"\nnote    {note}; run the same command again to go on\n" in out
+    shrinker.stopped, shrinker.files = "", {**(shrinker.files or {}), "rng.safetensors": tensor_file()}
+    small = Path(f"{bundle}-small")
+    before = size(small)
+    second, out, _ = run(capsys, *command)
+    source = bundle if remembers else small
+    assert (0, source.absolute(), remembers) == (second, shrinker.asked[1][0], shrinker.remembered)
+    assert f" -> {size(small)}\nnote    it went on from the {before} of an earlier run\n" in out
+    assert sorted(path.name for path in small.parent.iterdir()) == [NAME, f"{NAME}-small"]
+
+
+def test_shrink_that_gains_nothing_more(
+    bundle: Path, shrinker: FakeShrinker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The earlier one stays, byte for byte."""
+    run(capsys, "shrink", str(bundle))
+    small = Path(f"{bundle}-small")
+    before = {path: path.stat().st_mtime_ns for path in small.iterdir()}
+    code, out, _ = run(capsys, "shrink", str(bundle))
+    assert (0, f"shrunk  {small}   {size(small)}, as it was") == (code, out.splitlines()[0])
+    assert f"\nnote    it came no further than the {size(small)} of an earlier run\n" in out
+    assert before == {path: path.stat().st_mtime_ns for path in small.iterdir()}
+
+
+def test_shrink_that_is_killed_while_it_goes_on(
+    bundle: Path, shrinker: FakeShrinker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The earlier one stays where it is, and what the shrinker knows by then is kept for the next time."""
+    run(capsys, "shrink", str(bundle))
+    small = Path(f"{bundle}-small")
+    before = {path: path.stat().st_mtime_ns for path in small.iterdir()}
+    shrinker.raises = KeyboardInterrupt()
+    assert run(capsys, "shrink", str(bundle))[0] == 130
+    assert before == {path: path.stat().st_mtime_ns for path in small.iterdir()}
+    memory = f".{NAME}-small.shrink.json"
+    assert sorted(path.name for path in small.parent.iterdir()) == [memory, NAME, f"{NAME}-small"]
+
+
+@pytest.mark.parametrize("there", ["folder", "file", "other", "itself"])
+def test_shrink_into_a_place_that_is_taken(
+    bundle: Path, shrinker: FakeShrinker, capsys: pytest.CaptureFixture[str], there: str
+) -> None:
+    """Only a smaller one of the same step is gone on with; nothing else is ever replaced."""
+    place = bundle if there == "itself" else Path("small")
+    if there == "folder":
+        place.mkdir()
+    elif there == "file":
+        place.write_text("")
+    elif there == "other":
+        write_bundle(place, fault={"global_step": 9})
+    problem = "something else of that name exists already; give another OUT, or remove it first"
+    expected = f"nancapture: {place.absolute()}: not shrunk: {problem}\n"
+    code, out, err = run(capsys, "shrink", str(bundle), str(place))
+    assert (1, "", expected) == (code, out, err.partition(" ...\n")[2])
+    assert not shrinker.asked
+
+
+def test_shrink_as_json(bundle: Path, shrinker: FakeShrinker, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same for programs, errors too."""
+    shrinker.stopped = "time"
+    code, out, _ = run(capsys, "shrink", str(bundle), "--json")
+    data = json.loads(out)
+    assert (0, f"{bundle.absolute()}-small", "time", []) == (code, data["path"], data["stopped"], data["kept"])
+    assert data["gains"][0] == {
+        "pass_name": "batch",
+        "before": data["before"],
+        "after": data["after"],
+        "tried": 20,
+        "kept": 3,
+    }
+    assert data["result"] == {"verdict": "nonfinite", "reason": "the loss is nan"}
+    shrinker.raises = ShrinkError("not red")
+    code, out, err = run(capsys, "shrink", str(bundle), "other", "--json")
+    assert (code, json.loads(out)) == (1, {"error": {"type": "ShrinkError", "message": "not red"}})
+    assert err.endswith("nancapture: not red\n")
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--max-seconds=0", "argument --max-seconds: expected a number of seconds above 0, came '0'"),
+        ("--max-seconds=long", "argument --max-seconds: expected a number of seconds above 0, came 'long'"),
+        ("--jobs=0", "argument --jobs: expected a number from 1 up, came '0'"),
+        ("--jobs=two", "argument --jobs: expected a number from 1 up, came 'two'"),
+    ],
+)
+def test_shrink_options_that_are_none(capsys: pytest.CaptureFixture[str], option: str, message: str) -> None:
+    """Numbers are checked before anything is done."""
+    assert f"nancapture shrink: error: {message}\n" in usage_error(capsys, "shrink", "b", option)
+
+
 # pin
 
 
 @pytest.fixture
-def verdicts(monkeypatch: pytest.MonkeyPatch) -> list[ReplayResult]:
+def verdicts(monkeypatch: pytest.MonkeyPatch, shrinker: FakeShrinker) -> list[ReplayResult]:
     """What the fresh processes answer, in order."""
     queue: list[ReplayResult] = []
-    monkeypatch.setattr(pinning, "replay_afresh", lambda bundle, device: queue.pop(0).as_dict())
+    for module in (pinning, promoting):
+        monkeypatch.setattr(module, "replay_afresh", lambda bundle, device, trace=False: queue.pop(0).as_dict())
     return queue
 
 
 def test_pin(bundle: Path, verdicts: list[ReplayResult], capsys: pytest.CaptureFixture[str]) -> None:
     """What was done, and what to do next."""
-    verdicts.append(RED)
+    verdicts += [RED, RED]
     code, out, err = run(capsys, "pin", str(bundle), "fixtures")
-    size = sum(path.stat().st_size for path in bundle.iterdir()) / 1000
     expected = f"""\
-pinned  fixtures/{NAME}   {size:.1f} kB   red: the loss is nan
+pinned  {PINNED}   {size(bundle)} -> {size(PINNED)}   red: the loss is nan
 note    the device differs
-next    git add fixtures/{NAME}
+next    git add {PINNED}
         pytest --nan-bundles=fixtures
         and for a plain pytest to run it for ever, one line of configuration:
         nan_bundles = fixtures       (pytest.ini, below [pytest])
         nan_bundles = ["fixtures"]   (pyproject.toml, below [tool.pytest.ini_options])
 """
-    assert (0, expected, f"replaying nan-bundles/{NAME} in a fresh process ...\n") == (code, out, err)
-    assert Path("fixtures", NAME, "bundle.json").exists()
+    assert (0, expected) == (code, out)
+    after = size(write_bundle("alike", files=SMALL))
+    expected = f"""\
+replaying nan-bundles/{NAME} in a fresh process ...
+shrinking it, for 300 s at most; Ctrl-C ends that early ...
+shrinking  {size(bundle)}      0 s   kept 0 of 1      batch        dropping samples
+shrinking  {after}      1 s   kept 1 of 2      batch        dropping samples
+replaying the shrunk one in a fresh process ...
+"""
+    assert expected == err
+    assert Path(PINNED, "bundle.json").exists()
+
+
+def test_pin_passes_its_options_on(
+    bundle: Path, verdicts: list[ReplayResult], shrinker: FakeShrinker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Options may stand between the bundle and the folder."""
+    verdicts += [RED, RED]
+    options = ("--max-seconds=9", "--jobs=2", "--device=cpu", "--name=x")
+    assert run(capsys, "pin", *options[:2], str(bundle), *options[2:], "elsewhere")[0] == 0
+    assert shrinker.asked[0][2] == {"device": "cpu", "max_seconds": 9.0, "jobs": 2}
+    assert Path("elsewhere/x/bundle.json").exists()
+
+
+def test_pin_as_it_is(
+    bundle: Path, verdicts: list[ReplayResult], shrinker: FakeShrinker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without shrinking there is one replay."""
+    verdicts.append(RED)
+    code, out, err = run(capsys, "pin", str(bundle), "--no-shrink")
+    assert (0, f"pinned  {PINNED}   {size(PINNED)}   red: the loss is nan") == (code, out.splitlines()[0])
+    assert err == f"replaying nan-bundles/{NAME} in a fresh process ...\n"
+    assert not shrinker.asked
+
+
+def test_pin_that_could_not_shrink(
+    bundle: Path, verdicts: list[ReplayResult], shrinker: FakeShrinker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is pinned all the same, with a note."""
+    shrinker.raises = ShrinkError("no pass fits\nat all")
+    verdicts.append(RED)
+    code, out, _ = run(capsys, "pin", str(bundle))
+    lines = out.splitlines()
+    assert (0, f"pinned  {PINNED}   {size(PINNED)}   red: the loss is nan") == (code, lines[0])
+    assert lines[2:4] == ["note    pinned as it is, since shrinking failed: no pass fits", "note    at all"]
+
+
+@pytest.mark.parametrize(
+    ("stopped", "code", "note"), [("time", 0, "stopped after 300 s"), ("interrupted", 130, "interrupted")]
+)
+def test_pin_that_is_stopped(
+    bundle: Path,
+    verdicts: list[ReplayResult],
+    shrinker: FakeShrinker,
+    capsys: pytest.CaptureFixture[str],
+    stopped: str,
+    code: int,
+    note: str,
+) -> None:
+    """The best so far is pinned; after Ctrl-C no other bundle is begun."""
+    other = write_bundle(bundle.with_name("step-000900-rank-0"), module={"target": "shop.model:Other"})
+    shrinker.stopped = stopped
+    verdicts += [RED, RED, *([RED] if stopped == "time" else [])]
+    found, out, _ = run(capsys, "pin", str(bundle), str(other))
+    assert f"note    shrinking was {note}: this is the smallest that was found by then\n" in out
+    assert f"next    git add {PINNED}\n" in out
+    if stopped == "interrupted":
+        assert code == found
+    assert not verdicts
 
 
 def test_pin_several(bundle: Path, verdicts: list[ReplayResult], capsys: pytest.CaptureFixture[str]) -> None:
     """Several go into one folder, fixtures where none is given; one that is refused doesn't keep the others out."""
-    others = [write_bundle(bundle.with_name(f"step-00090{i}-rank-0")) for i in range(2)]
-    verdicts += [RED, FINITE, RED]
+    others = [write_bundle(bundle.with_name(f"step-00090{i}-rank-0")) for i in range(3)]
+    assert RED.culprit is not None
+    log = dataclasses.replace(RED, culprit=dataclasses.replace(RED.culprit, op="aten.log.default"))
+    verdicts += [RED, RED, FINITE, RED, log, log]
     code, out, err = run(capsys, "pin", str(bundle), *map(str, others))
     assert code == 1
-    assert sorted(path.name for path in Path("fixtures").iterdir()) == [NAME, "step-000901-rank-0"]
-    assert f"next    git add fixtures/{NAME} fixtures/step-000901-rank-0\n" in out
+    pinned = ["shop-div-zero-count", "shop-log-zero-count"]
+    assert pinned == sorted(path.name for path in Path("fixtures").iterdir())
+    assert f"next    git add fixtures/{pinned[0]} fixtures/{pinned[1]}\n" in out
     assert f"nancapture: {others[0].absolute()}: not pinned, since it is not red: " in err
+    twin = f"this fault is pinned already, as {PINNED} (mean_loss = loss / count, train.py:42, aten.div.Tensor)"
+    assert f"nancapture: {others[1].absolute()}: not pinned: {twin}\n  --again pins it" in err
+
+
+def test_pin_again(bundle: Path, verdicts: list[ReplayResult], capsys: pytest.CaptureFixture[str]) -> None:
+    """The same fault a second time, on request."""
+    verdicts += [RED, RED, RED, RED]
+    run(capsys, "pin", str(bundle))
+    code, out, _ = run(capsys, "pin", str(bundle), "--again")
+    assert code == 0
+    assert out.startswith(f"pinned  {PINNED}-2   ")
 
 
 def test_pin_of_a_green_bundle(bundle: Path, verdicts: list[ReplayResult], capsys: pytest.CaptureFixture[str]) -> None:
@@ -582,25 +852,36 @@ def test_pin_of_a_green_bundle(bundle: Path, verdicts: list[ReplayResult], capsy
 
 
 def test_pin_by_force(bundle: Path, verdicts: list[ReplayResult], capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is replayed, and it is said."""
+    """Nothing is replayed or shrunk, and it is said."""
     code, out, err = run(capsys, "pin", str(bundle), "--force", "--name=other")
     assert (code, err) == (0, "")
-    assert out.startswith("pinned  fixtures/other   ")
-    assert out.splitlines()[0].endswith("forced, not replayed")
+    assert f"pinned  fixtures/other   {size(bundle)}   forced, not replayed" == out.splitlines()[0]
 
 
 def test_pin_of_a_known_fault(bundle: Path, verdicts: list[ReplayResult], capsys: pytest.CaptureFixture[str]) -> None:
     """It is said what becomes of it once it is fixed."""
-    verdicts.append(RED)
+    verdicts += [RED, RED]
     code, out, _ = run(capsys, "pin", str(bundle), "--known")
-    last = "known   pytest expects it to fail. Once the fault is fixed, set pin.known to false in its bundle.json"
-    assert (0, last) == (code, out.splitlines()[-1])
-    assert json.loads(Path("fixtures", NAME, "bundle.json").read_text())["pin"] == {"known": True}
+    last = [
+        "known   pytest expects it to fail, and says so the day it passes; then it becomes a test that gates:",
+        f"        nancapture promote {PINNED}",
+    ]
+    assert (0, last) == (code, out.splitlines()[-2:])
+    assert json.loads(Path(PINNED, "bundle.json").read_text())["pin"] == {"known": True}
+
+
+def test_pin_of_what_is_too_large(
+    bundle: Path, verdicts: list[ReplayResult], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The limit is said in the unit that it may be given in."""
+    code, out, err = run(capsys, "pin", str(bundle), "--no-shrink", "--max-size=2kB")
+    assert (code, out) == (1, "")
+    assert f": not pinned: it is {size(bundle)}, more than the 2 kB of --max-size\n" in err
 
 
 def test_pin_of_a_large_bundle(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """What is large for git is said to be."""
-    monkeypatch.setattr("pytest_nancapture.cli._MUCH_FOR_GIT", 1000)
+    monkeypatch.setattr("pytest_nancapture.shrink.command._MUCH_FOR_GIT", 1000)
     _, out, _ = run(capsys, "pin", str(write_bundle(here / NAME)), "--force")
     last = "note    this is large for git, and some hosts refuse files over 100 MB: consider Git LFS"
     assert last == out.splitlines()[-1]
@@ -630,6 +911,12 @@ def test_pin_of_a_missing_bundle(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--name=x"], "--name names one copy: give one BUNDLE"),
         (["--force", "--known"], "argument --known: not allowed with argument --force"),
+        (
+            ["--max-size=big"],
+            "argument --max-size: expected a size such as 1MB, 500kB, 2M or 2000000 (bytes), came 'big'",
+        ),
+        (["--jobs=0"], "argument --jobs: expected a number from 1 up, came '0'"),
+        (["--shrunk"], "unrecognized arguments: --shrunk"),
     ],
 )
 def test_pin_options_that_contradict(
@@ -639,6 +926,87 @@ def test_pin_options_that_contradict(
     error = usage_error(capsys, "pin", str(bundle), str(bundle), "fixtures", *arguments)
     assert f"nancapture pin: error: {message}\n" in error
     assert not Path("fixtures").exists()
+
+
+# promote
+
+
+@pytest.fixture
+def known(here: Path) -> Path:
+    return write_bundle(Path(PINNED), pin=PinRecord(known=True))
+
+
+def test_promote(known: Path, verdicts: list[ReplayResult], capsys: pytest.CaptureFixture[str]) -> None:
+    """A fault that is gone gates from now on; but for that word the file stays as it was."""
+    before = (known / "bundle.json").read_text()
+    verdicts.append(FINITE)
+    expected = f"promoted  {PINNED}   finite: all is finite; from now on it gates\nnext      git add {PINNED}\n"
+    assert (0, expected, f"replaying {PINNED} in a fresh process ...\n") == run(capsys, "promote", str(known))
+    assert before.replace('"known": true', '"known": false') == (known / "bundle.json").read_text()
+    assert len(list(known.iterdir())) == 4
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (
+            RED,
+            "not promoted: the fault is still there (the loss is nan)\n"
+            "  As a known fault it lets the tests pass; --force promotes it all the same, "
+            "and they fail until the fix.\n",
+        ),
+        (
+            dataclasses.replace(FINITE, verdict="mismatch", reason="fc is gone"),
+            "not promoted: expected a replay that is finite, came mismatch (fc is gone)\n"
+            "  --force promotes it all the same.\n",
+        ),
+    ],
+)
+def test_promote_of_what_is_not_fixed(
+    known: Path,
+    verdicts: list[ReplayResult],
+    capsys: pytest.CaptureFixture[str],
+    answer: ReplayResult,
+    message: str,
+) -> None:
+    """Refused, with the reason, and nothing is changed; unless by force."""
+    before = (known / "bundle.json").read_bytes()
+    verdicts.append(answer)
+    code, out, err = run(capsys, "promote", str(known))
+    assert (code, out) == (1, "")
+    assert err.endswith(f" ...\nnancapture: {known.absolute()}: {message}")
+    assert before == (known / "bundle.json").read_bytes()
+    code, out, err = run(capsys, "promote", str(known), "--force")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"promoted  {PINNED}   forced, not replayed; from now on it gates\n")
+    assert b'"known": false' in (known / "bundle.json").read_bytes()
+
+
+def test_promote_of_what_gates_already(
+    bundle: Path, verdicts: list[ReplayResult], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing to do is said, and is no error."""
+    expected = f"nan-bundles/{NAME}   nothing to do: it is not pinned as a known fault\n"
+    assert (0, expected, "") == run(capsys, "promote", str(bundle))
+
+
+def test_promote_several(
+    known: Path, bundle: Path, verdicts: list[ReplayResult], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that is refused doesn't keep the others back."""
+    other = write_bundle("fixtures/other", pin=PinRecord(known=True))
+    verdicts += [RED, FINITE]
+    code, out, _ = run(capsys, "promote", str(known), "ghost", str(bundle), str(other))
+    assert code == 2
+    assert out.splitlines()[1:] == [
+        "promoted  fixtures/other   finite: all is finite; from now on it gates",
+        "next      git add fixtures/other",
+    ]
+
+
+def test_show_of_a_known_fault(known: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What to do with it once it is fixed."""
+    assert run(capsys, "show", str(known))[1].endswith(f"\n  promote  nancapture promote {PINNED}\n")
 
 
 # the command itself
@@ -656,7 +1024,7 @@ def test_no_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "nancapture: error: the following arguments are required: COMMAND" in usage_error(capsys)
 
 
-@pytest.mark.parametrize("command", ["list", "show", "verify", "replay", "pin"])
+@pytest.mark.parametrize("command", ["list", "show", "verify", "replay", "shrink", "pin", "promote"])
 def test_help(capsys: pytest.CaptureFixture[str], command: str) -> None:
     """Each command explains itself with an example."""
     with pytest.raises(SystemExit) as caught:
@@ -682,5 +1050,5 @@ def test_what_the_system_refuses(
     def refuse(folder: Path) -> list[Path]:
         raise PermissionError(13, "Permission denied", str(folder))
 
-    monkeypatch.setattr("pytest_nancapture.cli.find_bundles", refuse)
+    monkeypatch.setattr("pytest_nancapture.bundle.named.find_bundles", refuse)
     assert run(capsys, "list") == (2, "", "nancapture: [Errno 13] Permission denied: 'nan-bundles'\n")

@@ -74,8 +74,8 @@ def page(bundle: Bundle) -> str:
         "weights from less": _recipes(manifest.module),
         "batch": _batch_rows(bundle),
         "random state": _seeds(bundle),
-        "trainer": _rows(dataclasses.asdict(manifest.trainer)),
-        "numerics": _rows(manifest.numerics),
+        "trainer": _rows(_readable(dataclasses.asdict(manifest.trainer))),
+        "numerics": _rows(_readable(manifest.numerics)),
         "optimizer": [("states", str(len(optimizers)))] if optimizers else [],
         "code": _rows(dataclasses.asdict(manifest.code)),
         "environment": _rows(manifest.environment),
@@ -101,6 +101,16 @@ def _rows(values: dict[str, Any]) -> Iterator[Row]:
     for key, value in values.items():
         if value is not None and value != "":
             yield key.replace("_", " "), _value(value)
+
+
+def _readable(values: dict[str, Any]) -> dict[str, Any]:
+    """Settings in words, where Lightning or torch write them as numbers that stand for something else."""
+    unlimited = {name: "no limit" for name in ("max_steps", "max_epochs") if values.get(name) == -1}
+    match values.get("deterministic_algorithms"):
+        case [bool(on), bool(warn_only)]:
+            asked = ("yes, only warning of others" if warn_only else "yes") if on else "no"
+            return {**values, **unlimited, "deterministic_algorithms": asked}
+    return {**values, **unlimited}
 
 
 def _value(value: Any) -> str:

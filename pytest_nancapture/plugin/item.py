@@ -13,6 +13,7 @@ from pytest_nancapture.bundle.text import printable
 from pytest_nancapture.errors import BundleError, NancaptureError
 from pytest_nancapture.plugin.options import flags, read_settings
 from pytest_nancapture.plugin.report import (
+    AS_IT_IS,
     BundleFailure,
     Rows,
     StillFaulty,
@@ -79,8 +80,8 @@ class BundleItem(pytest.Item):
         if result.finite and bundle.known and not self.config.getoption("runxfail", False):
             self._fail(
                 "fixed",
-                "pinned as a known fault, and it is gone; pin the bundle anew without --known, so that it stays fixed",
-                result_rows(result, bundle),
+                "unpin or promote it: it is pinned as a known fault, and the fault is gone",
+                [*self._promotion(), *result_rows(result, bundle)],
             )
         if result.finite:
             caveats = [*result.notes, *([] if seen.runs else [confirmation(bundle.fault)])]
@@ -117,6 +118,13 @@ class BundleItem(pytest.Item):
         if not self.config.getoption("fulltrace"):
             excinfo.traceback = excinfo.traceback.cut(path=__file__)
         return super().repr_failure(excinfo)
+
+    def _promotion(self) -> Iterator[tuple[str, str]]:
+        place = shlex.quote(relative(self.path.parent, self.config.invocation_params.dir))
+        yield "promote", "so that it fails from now on whenever the fault is back:"
+        yield AS_IT_IS, f"nancapture promote {place}"
+        yield "or unpin", "so that nothing watches over it:"
+        yield AS_IT_IS, f"git rm -r {place}"
 
     def _note_result(self, result: ReplayResult) -> None:
         culprit = result.culprit

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _WIDTH = 80
 _LABEL = 11
 _GRADIENT = "gradient "
-_AS_IT_IS = "|"
-"""The label of a line of source code, which is not wrapped."""
+AS_IT_IS = "|"
+"""The label of a line of source code or a command, which is not wrapped."""
 
 
 Rows = Iterable[tuple[str, str]]
@@ -106,7 +106,7 @@ def _culprit_rows(culprit: Culprit) -> Iterator[tuple[str, str]]:
     parts = (culprit.op, short_source(culprit), where, f"surfaces in the {culprit.phase}")
     yield "culprit", ", ".join(part for part in parts if part)
     lines = excerpt(culprit)
-    yield from ((_AS_IT_IS, line) for line in lines)
+    yield from ((AS_IT_IS, line) for line in lines)
     if culprit.source and not lines:
         yield "", f"> {culprit.source.strip()}"
     if culprit.library:
@@ -126,7 +126,7 @@ def _nonfinite(names: tuple[str, ...]) -> str:
 
 
 def _row(label: str, text: str) -> Iterator[str]:
-    if label == _AS_IT_IS:
+    if label == AS_IT_IS:
         yield f"{'':{_LABEL}}{printable(text)}"
         return
     first, rest = f"{label:{_LABEL}}", " " * _LABEL

@@ -19,7 +19,7 @@ class Memory:
     """The file; nothing that goes wrong with it stops a shrink."""
 
     def __init__(self, bundle: Bundle, place: Path, device: str) -> None:
-        self._path = place.parent / f".{place.name}.shrink.json"
+        self._path = memory_file(place)
         text = (bundle.path / MANIFEST_NAME).read_bytes()
         versions = [f"{name} {_version(name)}" for name in _PACKAGES]
         self._key = {"bundle": hashlib.sha256(text).hexdigest(), "device": device, "versions": versions}
@@ -47,6 +47,11 @@ class Memory:
     def forget(self) -> None:
         """Remove the file."""
         self._path.unlink(missing_ok=True)
+
+
+def memory_file(place: Path) -> Path:
+    """Where it lies, for a shrink into `place`."""
+    return place.with_name(f".{place.name}.shrink.json")
 
 
 def _version(name: str) -> str:

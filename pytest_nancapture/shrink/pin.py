@@ -1,27 +1,42 @@
-"""Put a bundle among the fixtures for good, once it has been seen to fail with today's code."""
+"""Put a bundle among the fixtures for good, small and named, once it has been seen to fail with today's code."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import shutil
-import subprocess
-import sys
-import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_nancapture.bundle.bundle import Bundle
-from pytest_nancapture.bundle.manifest import MANIFEST_NAME, Manifest, PinRecord, Reproduced
-from pytest_nancapture.errors import BundleDamagedError, DeviceUnavailableError, PinError
+from pytest_nancapture.bundle.manifest import Manifest, PinRecord, Reproduced
+from pytest_nancapture.bundle.named import shown
+from pytest_nancapture.bundle.text import human_size, size_above
+from pytest_nancapture.errors import NancaptureError, PinError
+from pytest_nancapture.shrink.display import shrinking_line
+from pytest_nancapture.shrink.fresh import replay_afresh
+from pytest_nancapture.shrink.name import readable_name
+from pytest_nancapture.shrink.place import check_name, copy_bundle, free_name, workshop
+from pytest_nancapture.shrink.same import is_traced, pinned_twin, same_culprit
 
 if TYPE_CHECKING:
     from os import PathLike
 
-_LAST_WORDS = 12
-"""Lines of a dead replay's stderr that go into the error."""
+    from pytest_nancapture.shrink.shrinker import Progress, Shrunk
+
+MAX_SIZE = 1_000_000
+"""Bytes that a fixture may have, unless said otherwise: it lives in git for ever."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shrinking:
+    """How to make a bundle small before it is pinned; see :func:`pytest_nancapture.shrink.shrinker.shrink`."""
+
+    max_seconds: float = 300.0
+    jobs: int = 1
+    progress: Callable[[Progress], None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +44,16 @@ class Pinned:
     """A bundle in its place.
 
     Attributes:
-        bundle: the copy.
+        bundle: the one in the fixtures.
         result: the replay that showed it red, as ``ReplayResult.as_dict`` gives it; None where it was forced.
+        shrunk: what shrinking came to; None where the bundle was copied as it is.
+        notes: what else to know, a sentence each.
     """
 
     bundle: Bundle
     result: dict[str, Any] | None
+    shrunk: Shrunk | None = None
+    notes: tuple[str, ...] = ()
 
 
 def pin(
@@ -45,74 +64,133 @@ def pin(
     device: str = "auto",
     force: bool = False,
     known: bool = False,
+    again: bool = False,
+    max_size: int = MAX_SIZE,
+    shrinking: Shrinking | None = Shrinking(),
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Pinned:
-    """Copy a bundle into `folder` if a replay in a fresh process, with today's code, is not finite.
+    """Shrink a bundle into `folder` if a replay in a fresh process, with today's code, is not finite.
 
     Args:
         source: the bundle's folder; it is left as it is.
         folder: made if it is not there.
-        name: the copy's name, instead of the bundle's own.
+        name: the pinned bundle's, instead of one made from module, operation and fault.
         device: as for :func:`pytest_nancapture.replay`.
-        force: copy without any replay.
+        force: copy as it is, without any replay.
         known: the fault stays open for now; the plugin then expects the test to fail, strictly.
+        again: also where the same fault is pinned there already.
+        max_size: bytes.
+        shrinking: None for a copy as it is.
+        tell: called with what is about to be done.
 
     Raises:
         BundleError: the bundle is missing, damaged or too new.
         DeviceUnavailableError: this machine lacks the device.
-        PinError: the bundle is not red, or its place is taken.
-        OSError: the copy cannot be written; nothing is left behind.
+        PinError: the bundle is not red, too large or pinned already, or its place is taken.
+        OSError: it cannot be written; nothing is left behind.
     """
-    bundle = Bundle.open(source)
-    place = _free_place(bundle, Path(folder).absolute(), bundle.name if name is None else name)
+    bundle, folder = Bundle.open(source), Path(folder).absolute()
+    _check_place(bundle, folder, name, again=again)
+    if (force or shrinking is None) and bundle.size > max_size:
+        raise PinError(_too_large(bundle, max_size, "--force" if force else "--no-shrink"))
     bundle.verify()
     result = None
     if not force:
-        result = replay_afresh(bundle.path, device)
+        tell(f"replaying {shown(bundle.path)} in a fresh process")
+        result = replay_afresh(bundle.path, device, trace=True)
         if result["verdict"] != "nonfinite":
             raise PinError(_not_red(bundle, result))
-    return Pinned(
-        bundle=_copy(bundle, place, _pinned_manifest(bundle.manifest, red=result is not None, known=known)),
-        result=result,
-    )
+    found: dict[str, Any] = (result or {}).get("culprit") or {}
+    culprit = found if is_traced(found) else bundle.fault.culprit or {}
+    if not again:
+        _refuse_twin(bundle, culprit, folder)
+    with _smaller(bundle, folder, result, device, shrinking, tell) as small:
+        if small.bundle.size > max_size:
+            raise PinError(_still_too_large(bundle, small, max_size))
+        place = folder / name if name else free_name(folder, readable_name(bundle.manifest, culprit))
+        manifest = _pinned_manifest(small.bundle.manifest, culprit, red=result is not None, known=known)
+        return dataclasses.replace(small, bundle=copy_bundle(small.bundle, place, manifest))
 
 
-def replay_afresh(bundle: Path, device: str) -> dict[str, Any]:
-    """Replay a bundle in a process of its own, where nothing was imported or patched before.
-
-    Raises:
-        DeviceUnavailableError: this machine lacks the device.
-        PinError: the process gave no verdict.
-    """
-    command = [sys.executable, "-m", "pytest_nancapture.cli", "replay", "--json", f"--device={device}", str(bundle)]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)  # noqa: S603, our own
-    answer = _answer(done.stdout)
-    if "verdict" in answer:
-        return answer
-    error = answer.get("error", {})
-    if error.get("type") == DeviceUnavailableError.__name__:
-        raise DeviceUnavailableError(error["message"])
-    words = error.get("message") or "\n".join(done.stderr.splitlines()[-_LAST_WORDS:])
-    problem = f"the replay ended with exit code {done.returncode} and no verdict"
-    raise PinError(f"{bundle}: not pinned: {problem}\n{words}".rstrip())
+@contextmanager
+def _smaller(
+    bundle: Bundle,
+    folder: Path,
+    result: dict[str, Any] | None,
+    device: str,
+    shrinking: Shrinking | None,
+    tell: Callable[[str], None],
+) -> Iterator[Pinned]:
+    """The shrunk bundle, proven red, in a hidden place for a while; or the bundle as it is, and why."""
+    if result is None or shrinking is None:
+        yield Pinned(bundle=bundle, result=result)
+        return
+    with workshop(folder, bundle.name) as hidden:
+        yield _shrunk(bundle, hidden, result, device, shrinking, tell)
 
 
-def _answer(text: str) -> dict[str, Any]:
-    """The last line that is a replay's answer: code under test may have printed around it."""
-    for line in reversed(text.splitlines()):
-        if line.startswith("{"):
-            try:
-                data: dict[str, Any] = json.loads(line)
-            except ValueError:
-                continue
-            if "verdict" in data or "error" in data:
-                return data
-    return {}
+def _shrunk(
+    bundle: Bundle,
+    hidden: Path,
+    result: dict[str, Any],
+    device: str,
+    shrinking: Shrinking,
+    tell: Callable[[str], None],
+) -> Pinned:
+    tell(shrinking_line("it", shrinking.max_seconds))
+    try:
+        from pytest_nancapture.shrink.shrinker import shrink
+
+        shrunk = shrink(bundle, hidden, device=device, **_options(shrinking))
+        tell("replaying the shrunk one in a fresh process")
+        proof = replay_afresh(shrunk.bundle.path, device, trace=True)
+    except Exception as error:  # whatever keeps it from being smaller must not cost the pin
+        kind = "" if isinstance(error, NancaptureError) else f"{type(error).__name__}: "
+        return Pinned(bundle=bundle, result=result, notes=(f"pinned as it is, since shrinking failed: {kind}{error}",))
+    if proof["verdict"] != "nonfinite":
+        why = f"came out {proof['verdict']} in a fresh process ({proof['reason']})"
+    elif not same_culprit(result["culprit"], proof["culprit"]):
+        why = "failed in another way in a fresh process"
+    else:
+        return Pinned(bundle=shrunk.bundle, result=proof, shrunk=shrunk)
+    return Pinned(bundle=bundle, result=result, notes=(f"pinned as it is, since the shrunk one {why}",))
+
+
+def _options(shrinking: Shrinking) -> dict[str, Any]:
+    return {field.name: getattr(shrinking, field.name) for field in dataclasses.fields(shrinking)}
+
+
+def _check_place(bundle: Bundle, folder: Path, name: str | None, *, again: bool) -> None:
+    if name is not None:
+        check_name(name)
+    if folder.exists() and not folder.is_dir():
+        raise PinError(f"{folder}: expected a folder to pin into, came a file")
+    if name is not None and os.path.lexists(folder / name):
+        raise PinError(
+            f"{folder / name}: not pinned: something of that name exists already; give another name with --name=NAME, "
+            "or remove that folder first"
+        )
+    if folder in bundle.path.parents and not again:
+        raise PinError(f"{bundle.path}: not pinned: it is pinned there already")
+
+
+def _refuse_twin(bundle: Bundle, culprit: dict[str, Any], folder: Path) -> None:
+    twin = pinned_twin(bundle.manifest, culprit, folder)
+    if twin is not None:
+        place = f"{culprit.get('file')}:{culprit.get('line')}" if culprit.get("file") else ""
+        parts = (str(culprit.get("source") or "").strip(), place, culprit.get("op"), culprit.get("explanation"))
+        what = ", ".join(str(part) for part in parts[: 3 if any(parts[:3]) else 4] if part)
+        raise PinError(
+            f"{bundle.path}: not pinned: this fault is pinned already, as {shown(twin.path)} ({what})\n"
+            "  --again pins it beside that one all the same."
+        )
 
 
 def _not_red(bundle: Bundle, result: dict[str, Any]) -> str:
     advice = {
         "finite": "If the fault is fixed already, check out the code that still has it and pin it there.",
-        "error": "If only your pytest hooks can build the module, see it fail with pytest --nan-bundles=... first.",
+        "error": "If only your pytest hooks can build the module, see it fail with pytest --nan-bundles=... first, "
+        "then pin it as it is with --force: no hook is asked here, so it can be neither replayed nor shrunk.",
     }.get(result["verdict"], "Bring back the code that it was captured with, or capture it anew.")
     return (
         f"{bundle.path}: not pinned, since it is not red: expected a replay that is nonfinite, came "
@@ -122,58 +200,41 @@ def _not_red(bundle: Bundle, result: dict[str, Any]) -> str:
     )
 
 
-def _free_place(bundle: Bundle, folder: Path, name: str) -> Path:
-    if not name or Path(name).name != name or name.startswith("."):
-        raise PinError(f"expected a plain folder name that does not start with a dot, came {name!r}")
-    if folder.exists() and not folder.is_dir():
-        raise PinError(f"{folder}: expected a folder to pin into, came a file")
-    place = folder / name
-    if os.path.lexists(place):
-        what = "it is pinned there already" if place == bundle.path else "something of that name exists already"
-        raise PinError(f"{place}: not pinned: {what}; give another name with --name=NAME, or remove that folder first")
-    return place
+def _too_large(bundle: Bundle, limit: int, option: str) -> str:
+    size = bundle.size
+    return (
+        f"{bundle.path}: not pinned: it is {human_size(size)}, more than the {human_size(limit)} of --max-size\n"
+        f"  Without {option} it is made smaller; --max-size={size_above(size)} takes it as it is."
+    )
 
 
-def _pinned_manifest(manifest: Manifest, *, red: bool, known: bool) -> Manifest:
-    """The copy's manifest; the very same object where nothing is to be noted."""
+def _still_too_large(bundle: Bundle, small: Pinned, limit: int) -> str:
+    """Says what to do about it; the work of shrinking is not lost."""
+    size = small.bundle.size
+    over = f"more than the {human_size(limit)} of --max-size"
+    enough = f"--max-size={size_above(size)}"
+    if small.shrunk is None:
+        why = "".join(f"\n  {note}." for note in small.notes).replace("pinned as it is, since ", "")
+        return f"{bundle.path}: not pinned: it is {human_size(size)}, {over}{why}\n  {enough} takes it as it is."
+    kept = copy_bundle(small.bundle, free_name(bundle.path.parent, f"{bundle.name}-small"), small.bundle.manifest)
+    lines = [f"{bundle.path}: not pinned: it is {human_size(size)} (it was {human_size(bundle.size)}), {over}"]
+    if small.shrunk.kept:
+        lines.append(f"  What it holds: {'; '.join(small.shrunk.kept)}.")
+    if small.shrunk.stopped:
+        lines.append(f"  Shrinking was not finished: nancapture pin {shown(kept.path)} goes on from there.")
+    lines.append(f"  It is kept as {shown(kept.path)}; pin that one with --no-shrink {enough} to take it as it is.")
+    return "\n".join(lines)
+
+
+def _pinned_manifest(manifest: Manifest, culprit: dict[str, Any], *, red: bool, known: bool) -> Manifest:
+    """The pinned one's manifest; the very same object where nothing is to be noted."""
     if known != (manifest.pin is not None and manifest.pin.known):
         manifest = dataclasses.replace(manifest, pin=PinRecord(known=known))
-    seen = manifest.fault.reproduced
-    if red and not seen.runs:
+    fault = manifest.fault
+    if is_traced(culprit) and not (is_traced(fault.culprit) and same_culprit(culprit, fault.culprit)):
+        # By it the same fault is known again when it is to be pinned a second time.
+        fault = dataclasses.replace(fault, culprit=culprit)
+    if red and not fault.reproduced.runs:
         # Capture never saw the fault come back, this replay did: one more rerun, and the test can gate.
-        fault = dataclasses.replace(manifest.fault, reproduced=Reproduced(runs=1, of=seen.of + 1))
-        manifest = dataclasses.replace(manifest, fault=fault)
-    return manifest
-
-
-def _copy(bundle: Bundle, place: Path, manifest: Manifest) -> Bundle:
-    """Into a hidden folder beside `place`, checked and flushed, then renamed: a bundle is there whole or not at all."""
-    from pytest_nancapture.bundle.write import sync_folder, write_text
-
-    place.parent.mkdir(parents=True, exist_ok=True)
-    hidden = Path(tempfile.mkdtemp(prefix=f".{place.name}.", suffix=".tmp", dir=place.parent))
-    try:
-        for file in bundle.manifest.files:
-            _copy_file(bundle.path / file, hidden / file)
-        if manifest is bundle.manifest:
-            _copy_file(bundle.path / MANIFEST_NAME, hidden / MANIFEST_NAME)
-        else:
-            write_text(hidden / MANIFEST_NAME, manifest.dumps())
-        try:
-            Bundle.open(hidden).verify()
-        except BundleDamagedError as error:
-            raise BundleDamagedError(bundle.path, f"it changed while it was copied: {error.problem}") from error
-        hidden.chmod(0o755)
-        sync_folder(hidden)
-        hidden.rename(place)
-        sync_folder(place.parent)
-    except BaseException:  # Ctrl-C, too, must leave nothing behind; it goes on its way
-        shutil.rmtree(hidden, ignore_errors=True)
-        raise
-    return Bundle.open(place)
-
-
-def _copy_file(source: Path, target: Path) -> None:
-    shutil.copyfile(source, target)
-    with target.open("rb+") as stream:
-        os.fsync(stream.fileno())
+        fault = dataclasses.replace(fault, reproduced=Reproduced(runs=1, of=fault.reproduced.of + 1))
+    return manifest if fault is manifest.fault else dataclasses.replace(manifest, fault=fault)

@@ -122,10 +122,26 @@ def test_known_fault_fixed(project: Project) -> None:
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
-            "fixed: pinned as a known fault, and it is gone; pin the bundle anew without",
-            "FAILED f/finite-1/bundle.json::replay - fixed: pinned as a known fault, *",
-        ]
+            "fixed: unpin or promote it: it is pinned as a known fault, and the fault is gone",
+            "",
+            "promote    so that it fails from now on whenever the fault is back:",
+            "           nancapture promote f/finite-1",
+            "or unpin   so that nothing watches over it:",
+            "           git rm -r f/finite-1",
+            "captured   step 812, *",
+        ],
+        consecutive=True,
     )
+    result.stdout.fnmatch_lines(["FAILED f/finite-1/bundle.json::replay - fixed: unpin or promote it: *"])
+
+
+def test_the_command_that_promotes_fits_a_shell(project: Project) -> None:
+    """A long path, one with a space in it, is quoted and stays on one line, ready to paste."""
+    place = f"f/{'a folder ' * 12}/finite-1"
+    project.bundle(place, pin=KNOWN)
+    result = project.run("--nan-bundles=f")
+
+    result.stdout.fnmatch_lines([f"           nancapture promote '{place}'"])
 
 
 @pytest.mark.parametrize("verdict", ["vacuous", "mismatch", "error", "altered", "crash"])
