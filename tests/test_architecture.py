@@ -26,12 +26,10 @@ START_UP = [
         for name in ("__init__", "manifest", "schema", "bundle", "describe", "folder", "named", "outline", "text")
     ),
     *(PACKAGE / "replay" / f"{name}.py" for name in ("__init__", "hooks", "result")),
+    *(PACKAGE / "shrink" / "pinning").glob("*.py"),
     *(
         PACKAGE / "shrink" / f"{name}.py"
-        for name in (
-            *("__init__", "command", "fault", "fresh", "guilty", "into", "memory"),
-            *("name", "pin", "place", "promote", "display", "same"),
-        )
+        for name in ("__init__", "command", "display", "fault", "fresh", "into", "memory", "plan", "shrinker")
     ),
 ]
 HEAVY = {"torch", "lightning", "pytorch_lightning", "numpy", "safetensors"}

@@ -22,8 +22,8 @@ from pytest_nancapture.bundle.text import human_size
 from pytest_nancapture.cli import main
 from pytest_nancapture.errors import DeviceUnavailableError, ShrinkError
 from pytest_nancapture.replay.result import Culprit, ReplayResult
-from pytest_nancapture.shrink import pin as pinning
-from pytest_nancapture.shrink import promote as promoting
+from pytest_nancapture.shrink.pinning import pin as pinning
+from pytest_nancapture.shrink.pinning import promote as promoting
 
 NAME = "step-000812-rank-0"
 PINNED = "fixtures/shop-div-zero-count"

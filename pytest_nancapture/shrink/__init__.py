@@ -1,1 +1,1 @@
-"""From a captured bundle to a fixture: prove that it is red, put it in its place."""
+"""From a captured bundle to a small one with the same fault, and from there to a fixture."""

@@ -12,7 +12,7 @@ from pytest_nancapture.bundle.named import shown
 from pytest_nancapture.bundle.text import human_size, printable
 
 if TYPE_CHECKING:
-    from pytest_nancapture.shrink.pin import Pinned
+    from pytest_nancapture.shrink.pinning.pin import Pinned
     from pytest_nancapture.shrink.shrinker import Progress, Shrunk
 
 _PULSE, _BREATH = 10.0, 1.0

@@ -13,9 +13,9 @@ from fake_shrinker import Gain, Progress, Shrunk
 
 from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.bundle.manifest import PinRecord
-from pytest_nancapture.shrink import promote as module
 from pytest_nancapture.shrink.display import ProgressLine, gains_table, shrunk_page
-from pytest_nancapture.shrink.promote import promote
+from pytest_nancapture.shrink.pinning import promote as module
+from pytest_nancapture.shrink.pinning.promote import promote
 
 
 class Terminal(io.StringIO):

@@ -17,9 +17,9 @@ from pytest_nancapture.bundle.text import human_size, size_above
 from pytest_nancapture.errors import NancaptureError, PinError
 from pytest_nancapture.shrink.display import shrinking_line
 from pytest_nancapture.shrink.fresh import replay_afresh
-from pytest_nancapture.shrink.name import readable_name
-from pytest_nancapture.shrink.place import check_name, copy_bundle, free_name, workshop
-from pytest_nancapture.shrink.same import is_traced, pinned_twin, same_culprit
+from pytest_nancapture.shrink.pinning.name import readable_name
+from pytest_nancapture.shrink.pinning.place import check_name, copy_bundle, free_name, workshop
+from pytest_nancapture.shrink.pinning.same import is_traced, pinned_twin, same_culprit
 
 if TYPE_CHECKING:
     from os import PathLike

@@ -17,9 +17,9 @@ from fake_shrinker import SMALL, FakeShrinker, install
 from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.bundle.manifest import PinRecord, Reproduced
 from pytest_nancapture.errors import BundleDamagedError, DeviceUnavailableError, PinError, ShrinkError
-from pytest_nancapture.shrink import pin as module
 from pytest_nancapture.shrink.fresh import replay_afresh
-from pytest_nancapture.shrink.pin import Shrinking, pin
+from pytest_nancapture.shrink.pinning import pin as module
+from pytest_nancapture.shrink.pinning.pin import Shrinking, pin
 
 if TYPE_CHECKING:
     from pathlib import Path
