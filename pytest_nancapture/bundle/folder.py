@@ -49,6 +49,16 @@ def write_text(path: Path, text: str) -> None:
         os.fsync(stream.fileno())
 
 
+def share_file(source: Path, target: Path) -> None:
+    """Let `target`, whose content is the same, lie where `source` does; not where the file system has no hard links."""
+    hidden = target.with_name(f".{target.name}")
+    try:
+        os.link(source, hidden)
+        os.replace(hidden, target)  # noqa: PTH105, Path.replace says less
+    except OSError:
+        hidden.unlink(missing_ok=True)
+
+
 def publish(hidden: Path, dirpath: Path, name: str) -> Path:
     """Rename a finished folder to the first free name of `name`, `name`-2, `name`-3 ...
 

@@ -9,9 +9,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from pytest_nancapture.bundle.bundle import Bundle
-from pytest_nancapture.bundle.folder import write_text
-from pytest_nancapture.bundle.manifest import MANIFEST_NAME, Fault
+from pytest_nancapture.bundle.bundle import Bundle, hash_file
+from pytest_nancapture.bundle.folder import share_file, write_text
+from pytest_nancapture.bundle.manifest import MANIFEST_NAME, WEIGHTS, Fault
 from pytest_nancapture.bundle.text import human_size
 from pytest_nancapture.capture.export import Capture
 from pytest_nancapture.errors import NancaptureError
@@ -53,6 +53,7 @@ class Shelf:
             log.warning("nancapture: no bundle: max_bundles=0")
             return None
         path = capture.write(self._dirpath, fault)
+        self._share_weights(path)
         self._written[_signature(fault)] = path
         self._announce(path, fault)
         while len(self._written) > self._limit:
@@ -60,6 +61,15 @@ class Shelf:
             shutil.rmtree(oldest, ignore_errors=True)
             log.warning("nancapture: removed %s: max_bundles=%d keeps the newest", shown(oldest), self._limit)
         return path
+
+    def _share_weights(self, path: Path) -> None:
+        """Weights that an earlier bundle of the run holds too, as those of skipped steps, are stored once."""
+        record = Bundle.open(path).manifest.files[WEIGHTS]
+        for other in self._written.values():
+            source = other / WEIGHTS
+            if source.is_file() and source.stat().st_size == record.bytes and hash_file(source) == record.sha256:
+                share_file(source, path / WEIGHTS)
+                return
 
     def _announce(self, path: Path, fault: Fault) -> None:
         again = fault.reproduced

@@ -212,7 +212,9 @@ def delete(
             plans = [make(ranges) for ranges in left]
             found = search.first(plans, f"{what}: without {size} of {total}", smaller=smaller, patience=_PATIENCE)
             if found is None:
-                if len(plans) >= _PATIENCE or (plans and not search.was_runnable(plans) and len(plans) >= _HOPELESS):
+                # Only what was looked at with any number of workers may decide.
+                hopeless = len(plans) >= _HOPELESS and not search.was_runnable(plans[:_HOPELESS])
+                if len(plans) >= _PATIENCE or hopeless:
                     return kept
                 break
             kept, start, has_moved = left[found], pieces[found][0], True

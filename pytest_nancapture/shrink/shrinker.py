@@ -13,7 +13,6 @@ from typing import Any, Literal
 from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.bundle.folder import hidden_folder, sync_folder
 from pytest_nancapture.bundle.schema import read
-from pytest_nancapture.bundle.text import human_size
 from pytest_nancapture.errors import DeviceUnavailableError, ShrinkError
 from pytest_nancapture.shrink.fault import Seen, difference
 from pytest_nancapture.shrink.memory import Memory
@@ -229,8 +228,3 @@ def _publish(hidden: Path, place: Path) -> None:
             raise ShrinkError(f"{place}: not shrunk: something of that name was made meanwhile") from error
         raise
     sync_folder(place.parent)
-
-
-def summary(shrunk: Shrunk) -> str:
-    """One line: ``96 MB -> 12 kB``."""
-    return f"{human_size(shrunk.before)} -> {human_size(shrunk.after)}"

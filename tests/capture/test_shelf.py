@@ -274,3 +274,22 @@ def test_two_runs_may_write_into_one_folder(tmp_path):
     for path in find_bundles(tmp_path / "b"):
         Bundle.open(path).verify()
     assert sorted(entry.name for entry in (tmp_path / "b").iterdir()) == sorted(names)
+
+
+def test_weights_of_two_bundles_are_stored_once(tmp_path, monkeypatch):
+    """Where steps are skipped the weights stay as they are; without hard links each bundle has its own."""
+    fit(ManyFaults(), faults(0, 1), NaNCapture(tmp_path / "linked", on_capture="skip"))
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EPERM, "no hard links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    fit(ManyFaults(), faults(0, 1), NaNCapture(tmp_path / "copied", on_capture="skip"))
+    nodes = {}
+    for folder in ("linked", "copied"):
+        paths = find_bundles(tmp_path / folder)
+        for path in paths:
+            Bundle.open(path).verify()
+            assert len(list(path.iterdir())) == 4
+        nodes[folder] = len({(path / "weights.safetensors").stat().st_ino for path in paths})
+    assert nodes == {"linked": 1, "copied": 2}

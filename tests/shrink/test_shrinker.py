@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +22,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SCRIPT = """
-import sys
+import os, signal, sys
 from pathlib import Path
 from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.shrink.shrinker import shrink
 
 def tell(progress):
     print(progress.kept, flush=True)
+    if progress.kept == 2 and sys.argv[3:]:
+        os.kill(os.getpid(), signal.SIGINT)
 
 shrunk = shrink(Bundle.open(sys.argv[1]), Path(sys.argv[2]), progress=tell)
 print("stopped", shrunk.stopped, "torch" in sys.modules)
@@ -41,8 +41,8 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def start(bundle: Bundle, place: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", SCRIPT, str(bundle.path), str(place)]
+def start(bundle: Bundle, place: Path, *interrupt: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", SCRIPT, str(bundle.path), str(place), *interrupt]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
@@ -98,10 +98,7 @@ def test_killed_and_interrupted(capture: Any, tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "small").iterdir()] == [".b.shrink.json"]
     assert content(bundle.path) == before
 
-    second = start(bundle, place)
-    until_kept(second)
-    time.sleep(0.2)
-    second.send_signal(signal.SIGINT)
+    second = start(bundle, place, "interrupt")
     assert second.stdout is not None
     assert second.stdout.read().splitlines()[-1] == "stopped interrupted False"
     assert second.wait() == 0
