@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from pytest_nancapture.bundle.folder import hidden_folder, publish, sync_folder, write_text
+from pytest_nancapture.bundle.folder import hidden_folder, publish, write_text
 from pytest_nancapture.bundle.manifest import (
     BATCH,
     MANIFEST_NAME,
@@ -20,8 +20,6 @@ from pytest_nancapture.bundle.manifest import (
     Manifest,
 )
 from pytest_nancapture.bundle.tensors import pack, write_plain
-
-__all__ = ["fill_folder", "publish", "sync_folder", "write_bundle", "write_text"]
 
 
 def write_bundle(

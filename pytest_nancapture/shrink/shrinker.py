@@ -113,13 +113,14 @@ def shrink(
             if hidden is not None:
                 shutil.rmtree(hidden, ignore_errors=True)
             raise
-    memory.forget()
+    if not stopped:
+        memory.forget()
     return Shrunk(
         bundle=Bundle.open(place),
         before=bundle.size,
         after=size,
         gains=gains,
-        kept=kept_in_words(plan, survey),
+        kept=kept_in_words(plan, survey, is_through=not stopped),
         stopped=stopped,
         result=result,
     )

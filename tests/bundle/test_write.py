@@ -17,9 +17,10 @@ from fake_bundles import fake_manifest
 
 from pytest_nancapture.bundle import folder as module
 from pytest_nancapture.bundle.bundle import Bundle, find_bundles
+from pytest_nancapture.bundle.folder import publish, write_text
 from pytest_nancapture.bundle.manifest import BATCH, MANIFEST_NAME, OPTIMIZER, RNG, WEIGHTS, OptimizerRecord
 from pytest_nancapture.bundle.tensors import read_tensors
-from pytest_nancapture.bundle.write import publish, write_bundle, write_text
+from pytest_nancapture.bundle.write import write_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
