@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,14 +77,14 @@ def verdicts(work: Path, folder: str) -> dict[str, dict[str, str]]:
     return found
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Capture, shrink and replay every case, and print one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", type=Path)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--keep", type=Path, help="a new folder to work in and to leave behind")
     parser.add_argument("--seconds", type=float, default=300.0)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     paths = {path.stem: path for path in sorted(args.cases.resolve().glob("c[0-9]*.py"))}
     paths = {name: path for name, path in paths.items() if constants(path)["PHASE"] != "harmless"}
     if args.names:
