@@ -758,6 +758,19 @@ replaying the shrunk one in a fresh process ...
     assert Path(PINNED, "bundle.json").exists()
 
 
+def test_pin_tells_what_the_small_bundle_holds(
+    bundle: Path, verdicts: list[ReplayResult], capsys: pytest.CaptureFixture[str], shrinker: FakeShrinker
+) -> None:
+    """And why it had to stay."""
+    verdicts += [RED, RED]
+    shrinker.kept = ("1 of 128 samples kept", "weights kept, since the fault depends on them: head.weight")
+    _, out, _ = run(capsys, "pin", str(bundle), "fixtures")
+    assert out.splitlines()[1:3] == [
+        "holds   1 of 128 samples kept",
+        "        weights kept, since the fault depends on them: head.weight",
+    ]
+
+
 def test_pin_passes_its_options_on(
     bundle: Path, verdicts: list[ReplayResult], shrinker: FakeShrinker, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -84,7 +84,7 @@ def shrunk_page(shrunk: Shrunk, *, earlier: int, seconds: float, following: str)
     if reason := shrunk.result.get("reason"):
         lines.append(f"red     {reason}")
     lines += gains_table(shrunk)
-    lines += [f"{'holds' if not position else '':7} {text}" for position, text in enumerate(shrunk.kept)]
+    lines += _holds(shrunk)
     if stopped := stopped_line(shrunk, seconds):
         lines.append(f"note    {stopped}; run the same command again to go on")
     lines.append(f"next    {following}")
@@ -137,11 +137,18 @@ def pinned_lines(pinned: Pinned, seconds: float) -> Iterator[str]:
     if pinned.result is not None:
         why = f"red: {pinned.result['reason']}"
     yield printable(f"pinned  {shown(pinned.bundle.path)}   {size}   {why}")
+    if pinned.shrunk is not None:
+        yield from map(printable, _holds(pinned.shrunk))
     notes = [*(pinned.result or {}).get("notes", ()), *pinned.notes]
     if pinned.shrunk is not None and (stopped := stopped_line(pinned.shrunk, seconds)):
         notes.append(f"shrinking was {stopped}: this is the smallest that was found by then")
     for note in notes:
         yield from (f"note    {printable(line)}" for line in note.splitlines())
+
+
+def _holds(shrunk: Shrunk) -> list[str]:
+    """What is left in a small bundle, and why, a line each."""
+    return [f"{'' if position else 'holds':7} {text}" for position, text in enumerate(shrunk.kept)]
 
 
 def _change(before: int, after: int) -> str:
