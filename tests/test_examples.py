@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -329,3 +332,23 @@ def test_gitlab_ci() -> None:
     assert not any("--nan-require-gpu" in line for line in jobs["cpu"]["script"])
     for job in (jobs["cpu"], gate):
         assert job["cache"]["paths"] == [".cache/pip"]
+
+
+def test_fixtures_are_red_when_the_faults_are_back(tmp_path: Path) -> None:
+    """All of the gallery's; the story's fault is known to be open, and stays expected."""
+    report = tmp_path / "report.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=no"]
+    done = subprocess.run(
+        [*command, "--nan-trace=never", f"--junitxml={report}", "fixtures"],
+        cwd=EXAMPLES.parent,
+        env={**os.environ, "NANCAPTURE_GALLERY": "broken"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"{len(KINDS)} failed, 1 xfailed" in done.stdout
+    properties = ElementTree.parse(report).iter("property")
+    verdicts = [entry.get("value") for entry in properties if entry.get("name") == "nan_verdict"]
+    assert verdicts == ["nonfinite"] * (len(KINDS) + 1)
+    assert {path.name for path in find_bundles(EXAMPLES.parent / "fixtures")} == {*KINDS, "resnet50-div-zero-count"}

@@ -166,7 +166,7 @@ def _replace(search: Search, parts: Sequence[Part], way: Way, what: str) -> None
         left = {todo[i].name for part in kept for i in range(part.start, part.stop)}
         return start.with_ways({part.name: way for part in todo if part.name not in left})
 
-    delete(search, whole(len(todo)), make, what, least=0, smaller=True)
+    delete(search, whole(len(todo)), make, what, how="{} of {}", least=0, smaller=True)
 
 
 def random_state(search: Search) -> None:

@@ -185,6 +185,7 @@ def delete(
     make: Callable[[tuple[Range, ...]], Plan],
     what: str,
     *,
+    how: str = "without {} of {}",
     least: int = 1,
     smaller: bool = False,
 ) -> tuple[Range, ...]:
@@ -195,6 +196,7 @@ def delete(
         kept: the things that are there, as ranges of their indices.
         make: the candidate that keeps only these.
         what: they are, for the progress.
+        how: many are tried at once, in words for the progress.
         least: how many must be left.
         smaller: as for :meth:`Search.consider`.
 
@@ -210,7 +212,7 @@ def delete(
             pieces = [piece for piece in pieces if total - piece[1] >= least]
             left = [without(kept, *piece) for piece in pieces]
             plans = [make(ranges) for ranges in left]
-            found = search.first(plans, f"{what}: without {size} of {total}", smaller=smaller, patience=_PATIENCE)
+            found = search.first(plans, f"{what}: {how.format(size, total)}", smaller=smaller, patience=_PATIENCE)
             if found is None:
                 # Only what was looked at with any number of workers may decide.
                 hopeless = len(plans) >= _HOPELESS and not search.was_runnable(plans[:_HOPELESS])
