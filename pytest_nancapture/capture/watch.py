@@ -122,6 +122,13 @@ class Watch:
                 current.tensors, current.dropped = window.tensors, True
                 window.tensors = {}
             self._deferral.is_possible = self._settings.on_capture == "skip"
+        else:
+            step = window.counters["global_step"]
+            log.warning(
+                "nancapture: step %d was not finite, and nothing shows it any more: its update was left out", step
+            )
+            for batch in window.batches:
+                batch.losses.clear()
 
     def end(self) -> None:
         """Take the wrappers off and let go of everything kept."""

@@ -287,3 +287,25 @@ def test_gradients_that_are_gone_by_then_are_made_again(looks, tmp_path):
     assert found.global_step == 5
     assert found.found_in == ("gradients",)
     assert found.gradients.nonfinite == ("layer.weight",)
+
+
+class OnlyOnce(Fused):
+    """A gradient that is bad at one step, and not when that step is run again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer.weight.register_hook(self.spoil)
+
+    def spoil(self, gradient):
+        OnlyOnce.calls += 1
+        return gradient * float("nan") if OnlyOnce.calls == 6 else gradient
+
+
+def test_what_nothing_shows_any_more_is_told(looks, tmp_path, caplog):
+    """The device has left the update out, so that must not pass in silence."""
+    OnlyOnce.calls = 0
+    module, trainer = trained(OnlyOnce, batches(8, bad=()), tmp_path, callbacks=[ZeroesEarly()])
+    assert trainer is not None
+    assert bundles_in(tmp_path) == []
+    assert "step 5 was not finite, and nothing shows it any more: its update was left out" in caplog.text
+    assert trainer.optimizers[0].state[module.layer.weight]["step"] == 7
