@@ -215,6 +215,7 @@ class Watch:
 
     def _check(self, window: Window, optimizer: Any) -> None:
         """Look at what the optimizer is about to use; on a fault, act before it does."""
+        self.settle_look()
         if window.dropped:
             raise DropStep
         target = window.optimizer_steps
