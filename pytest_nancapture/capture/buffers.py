@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from torch import Tensor
 
 from pytest_nancapture.capture.check import is_finite
-from pytest_nancapture.capture.inventory import Inventory
+from pytest_nancapture.capture.inventory import Inventory, is_rare
 
 _SMALL = 2**16
 """Values; so small a buffer is looked at whether or not its version says that it was written."""
@@ -34,7 +33,7 @@ class BufferWatch:
     def suspects(self) -> dict[str, Tensor]:
         """Those that a step may have written; a write through ``.data`` leaves the version as it was."""
         self._looks += 1
-        if math.log2(self._looks).is_integer():
+        if is_rare(self._looks):
             now = dict(self._inventory.buffers())
             self._tolerated = {name for name in self._tolerated if name in now and not is_finite(now[name])}
         now = {name: buffer for name, buffer in self._inventory.buffers() if name not in self._tolerated}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from pytest_nancapture.capture.check import fingerprint
 from pytest_nancapture.capture.instant import Window
+from pytest_nancapture.capture.inventory import is_rare
 from pytest_nancapture.capture.wraps import is_inherited
 
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
@@ -30,30 +30,32 @@ class Look:
     Attributes:
         target: which optimizer step of the window it is, counted from 0.
         suspects: buffers that were looked at.
-        flag: float32 without dimensions, 1 where something was not finite; the optimizer has it as ``found_inf``.
-        seen: the same on the host, once `arrived` says so.
+        seen: the flag on the host, once `arrived` says so: 1 where something was not finite.
     """
 
     window: Window
     optimizer: Any
     target: int
     suspects: Mapping[str, Tensor]
-    flag: Tensor
     seen: Tensor
     arrived: Any
 
     @classmethod
     def begin(cls, window: Window, optimizer: Any, target: int, suspects: Mapping[str, Tensor], flag: Tensor) -> Look:
-        """Give the flag to the optimizer, and send it to the host without waiting."""
+        """Give the flag to the optimizer as its ``found_inf``, and send it to the host without waiting.
+
+        Args:
+            flag: float32 without dimensions.
+        """
         optimizer.found_inf = flag
         window.held = True
         if flag.device.type == "cpu":
-            return cls(window, optimizer, target, suspects, flag, flag.clone(), None)
+            return cls(window, optimizer, target, suspects, flag.clone(), None)
         seen = torch.empty((), dtype=flag.dtype, pin_memory=True)
         seen.copy_(flag, non_blocking=True)
         arrived = torch.Event(flag.device)
         arrived.record()
-        return cls(window, optimizer, target, suspects, flag, seen, arrived)
+        return cls(window, optimizer, target, suspects, seen, arrived)
 
     def is_alarm(self) -> bool:
         """Whether something was not finite. What the device has been given since does not have to be done for this."""
@@ -76,7 +78,6 @@ class Deferral:
     def __init__(self, trainer: Any, module: Any, *, history: bool) -> None:
         """`history`: weights are kept and looked at after each update, which waits anyway."""
         self.look: Look | None = None
-        self._module = module
         self._after: list[int] = []
         self._bits: Tensor | None = None
         self.is_possible = (
@@ -111,7 +112,7 @@ class Deferral:
             return
         vars(optimizer).pop("found_inf", None)
         self._after = [parameter._version for parameter in window.weights.parameters]
-        if math.log2(window.number).is_integer():  # a write through ``.data`` leaves the version as it was
+        if is_rare(window.number):  # a write through ``.data`` leaves the version as it was
             self._bits = _bits(window.weights.parameters)
 
     def at_the_instant(self, window: Window) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from pytest_nancapture.bundle.encode import REMEDY, Encoder
 from pytest_nancapture.bundle.names import buffers, parameters, replace_buffer, submodules, unique_parameters
 from pytest_nancapture.bundle.references import LiveResolver
 from pytest_nancapture.bundle.rng import RandomStates
+from pytest_nancapture.capture.inventory import is_rare
 from pytest_nancapture.errors import UnwritableValueError
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -190,7 +190,7 @@ class AttributeWatch:
     def keep(self) -> dict[tuple[str, str], Any]:
         """The attributes as they are now, by submodule and name."""
         self._looks += 1
-        if math.log2(self._looks).is_integer():
+        if is_rare(self._looks):
             self._watched |= self._changed(self._all()).keys()
             modules = dict(submodules(self._module))
             self._homes = {path: vars(modules[path]) for path, _ in self._watched if path in modules}

@@ -10,6 +10,11 @@ from torch import Tensor, nn
 from pytest_nancapture.bundle.names import submodules
 
 
+def is_rare(count: int) -> bool:
+    """Whether to look closely at the `count`-th of many: at the first few, and then ever fewer."""
+    return count.bit_count() == 1
+
+
 class Inventory:
     """Where a module keeps its tensors, so that today's are found by a look into each home.
 

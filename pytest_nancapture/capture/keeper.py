@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from pytest_nancapture.bundle.names import parameters
 from pytest_nancapture.capture.check import fingerprint
 from pytest_nancapture.capture.instant import AttributeWatch, CopyOnWrite, KeptBatch, Weights, Window, copy_of
-from pytest_nancapture.capture.inventory import Inventory
+from pytest_nancapture.capture.inventory import Inventory, is_rare
 from pytest_nancapture.capture.pool import Pool
 from pytest_nancapture.capture.snapshots import Snapshots
 from pytest_nancapture.capture.wraps import is_inherited
@@ -105,7 +104,7 @@ class Keeper:
             before = self._fingerprints.items()
             self._moving |= {name for name, value in before if name in now and bool(fingerprint(now[name]) != value)}
             self._fingerprints = {}
-        if self._is_rare:
+        if is_rare(self._windows):
             self._moving |= moved(window)
 
     def whose_weights(self, window: Window) -> str:
@@ -118,11 +117,6 @@ class Keeper:
             "with NaNCapture(optimizer_history=True)"
         )
 
-    @property
-    def _is_rare(self) -> bool:
-        """The first windows, and then ever fewer: those that are looked at closely."""
-        return math.log2(self._windows).is_integer()
-
     def _open(self) -> None:
         trainer = self._trainer
         if self.window is not None:
@@ -134,14 +128,14 @@ class Keeper:
         self._snapshots.give_back(tensor for tensors in kept for tensor in tensors.values())
         self._windows += 1
         inventory = self._inventory
-        if self._is_rare:
+        if is_rare(self._windows):
             inventory.refresh()
         weights = Weights(inventory.names, inventory.weights, inventory.versions())
         if self._windows <= _FINGERPRINTED:
             self._fingerprints = fingerprints(weights)
         self.window = Window(
             number=self._windows,
-            tensors=self._snapshots.take(inventory.parameters(self._moving), by_value=self._is_rare),
+            tensors=self._snapshots.take(inventory.parameters(self._moving), by_value=is_rare(self._windows)),
             attributes=self.attributes.keep(),
             eval_mode=inventory.eval_mode(),
             frozen=inventory.frozen(),

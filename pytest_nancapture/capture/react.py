@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pytest_nancapture.bundle.named import shown
 from pytest_nancapture.capture.ranks import Ranks
-from pytest_nancapture.capture.shelf import shown
 from pytest_nancapture.errors import NonFiniteError
 
 log = logging.getLogger("pytest_nancapture")

@@ -12,6 +12,7 @@ from typing import Any
 from pytest_nancapture.bundle.bundle import Bundle, hash_file
 from pytest_nancapture.bundle.folder import share_file, write_text
 from pytest_nancapture.bundle.manifest import MANIFEST_NAME, WEIGHTS, Fault
+from pytest_nancapture.bundle.named import shown
 from pytest_nancapture.bundle.text import human_size
 from pytest_nancapture.capture.export import Capture
 from pytest_nancapture.errors import NancaptureError
@@ -102,9 +103,3 @@ def _count(path: Path) -> int:
         hidden.unlink(missing_ok=True)
         raise
     return seen
-
-
-def shown(path: Path) -> str:
-    """Relative to where the user is, if it lies below."""
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

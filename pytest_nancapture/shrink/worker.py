@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import os
 import queue
@@ -59,9 +60,7 @@ class Worker:
         return self._held
 
     def _load(self) -> dict[str, Any]:
-        import pytest_nancapture.shrink.survey
-
-        assert pytest_nancapture.shrink.survey
+        importlib.import_module("pytest_nancapture.shrink.survey")  # now, so that no candidate's time pays for it
         return {"size": self._original.bundle.size}
 
     def _look(self) -> dict[str, Any]:

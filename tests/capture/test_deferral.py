@@ -166,6 +166,24 @@ def test_the_last_step_is_known_before_validation_begins(every, looks, tmp_path)
     assert module.seen == []
 
 
+class Epochs(pl.Callback):
+    """Notes which epochs began."""
+
+    def __init__(self) -> None:
+        self.begun = []
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        self.begun.append(trainer.current_epoch)
+
+
+def test_an_epoch_begins_only_when_the_last_one_is_known_to_be_good(looks, tmp_path):
+    """Else the bundle would tell of the wrong one."""
+    epochs = Epochs()
+    trained(Fused, batches(6, bad=(5,)), tmp_path, max_epochs=2, callbacks=[epochs])
+    assert bundles_in(tmp_path) == ["step-000005-rank-0"]
+    assert epochs.begun == [0]
+
+
 def test_no_checkpoint_is_made_of_a_step_not_yet_known(looks, tmp_path):
     """Of the bad step there is none."""
     saves = pl.callbacks.ModelCheckpoint(dirpath=tmp_path / "saved", every_n_train_steps=1, save_top_k=-1)
