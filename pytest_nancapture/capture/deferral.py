@@ -103,7 +103,7 @@ class Deferral:
             and window.number > _LEARNING
             and len(flags) == 1
             and flags[0].device.type in _DEVICES
-            and len(optimizer.state) >= len(gradients)
+            and (_has_no_momentum(optimizer) or len(optimizer.state) >= len(gradients))
         )
 
     def after_update(self, window: Window, optimizer: Any) -> None:
@@ -143,6 +143,11 @@ def skips_on_device(optimizer: Any) -> bool:
     """Whether it is one of torch's fused optimizers, whose kernels change nothing where ``found_inf`` is 1."""
     groups = optimizer.param_groups
     return type(optimizer) in _FUSED and all(group.get("fused") for group in groups)
+
+
+def _has_no_momentum(optimizer: Any) -> bool:
+    """Whether it is plain SGD, which keeps no state."""
+    return all(group.get("momentum") == 0 for group in optimizer.param_groups)
 
 
 def _bits(parameters: Iterable[Tensor]) -> Tensor:

@@ -17,6 +17,7 @@ from pytest_nancapture.capture import deferral
 OPTIMIZERS = {
     "adam": lambda p: torch.optim.Adam(p, lr=0.01, fused=True),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True, amsgrad=True),
+    "plain sgd": lambda p: torch.optim.SGD(p, lr=0.01, fused=True),
     "sgd": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, fused=True),
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01, fused=True),
 }
@@ -327,3 +328,25 @@ def test_what_nothing_shows_any_more_is_told(looks, tmp_path, caplog):
     assert bundles_in(tmp_path) == []
     assert "step 5 was not finite, and nothing shows it any more: its update was left out" in caplog.text
     assert trainer.optimizers[0].state[module.layer.weight]["step"] == 7
+
+
+def test_a_first_update_is_not_left_to_the_device(looks, tmp_path):
+    """Skipped there, momentum would begin with whatever the memory held."""
+    trained(lambda: Fused("sgd"), batches(7, bad=(0, 1, 2)), tmp_path, on_capture="skip")
+    assert looks == [4, 5, 6]
+
+
+class AtStep(Fused):
+    """Bad at one step, as the Trainer counts them."""
+
+    def training_step(self, batch, batch_idx):
+        x, good = batch
+        return super().training_step((x, good * (self.global_step != 5)), batch_idx)
+
+
+def test_the_rerun_counts_as_the_guilty_step_did(looks, tmp_path):
+    """Though the next one is under way."""
+    trained(AtStep, batches(8, bad=()), tmp_path)
+    (path,) = find_bundles(tmp_path)
+    assert Bundle.open(path).fault.global_step == 5
+    assert Bundle.open(path).fault.reproduced.runs == 1
