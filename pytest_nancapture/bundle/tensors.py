@@ -39,7 +39,8 @@ _COMPRESSED = {
     torch.sparse_bsr: ("crow_indices", "col_indices"),
     torch.sparse_bsc: ("ccol_indices", "row_indices"),
 }
-_ALIGNMENT = 16
+_ALIGNMENT = 64
+"""Bytes, as of torch's own memory on the CPU; in the last bit, kernels may compute something else elsewhere."""
 _BLOCK = 2**24
 _PATIENCE = 1.0
 """Seconds of writing after which whoever waits for it is told."""
@@ -138,14 +139,21 @@ def _header(plain: Mapping[str, Tensor], order: Sequence[str]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def read_tensors(path: Path, layouts: Layouts, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+def read_tensors(
+    path: Path, layouts: Layouts, device: torch.device | str = "cpu", *, aligned: bool = True
+) -> dict[str, Tensor]:
     """Read back what :func:`write_tensors` wrote; ties and overlaps between the tensors are restored.
+
+    Args:
+        aligned: on the CPU, put them where torch would, which is seldom where they lie in the file; for tensors to
+            compute with. Those that are only copied from can do without.
 
     Raises:
         ValueError: file and layouts do not fit each other.
     """
     with safe_open(path, framework="pt", device="cpu") as file:
-        plain = {name: _aligned(file.get_tensor(name)).to(device) for name in file.keys()}  # noqa: SIM118, no iterator
+        names = file.keys()
+        plain = {name: _placed(file.get_tensor(name), torch.device(device), aligned=aligned) for name in names}
     try:
         return unpack(plain, layouts, device)
     except (LookupError, TypeError, RuntimeError, AttributeError, OverflowError) as error:
@@ -287,10 +295,14 @@ def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
     return torch.empty(shape, device="meta").stride()
 
 
-def _aligned(tensor: Tensor) -> Tensor:
-    """Bytes lie anywhere in the file, and what they are made into may crash where it is not aligned."""
-    misplaced = tensor.dtype is torch.uint8 and tensor.data_ptr() % _ALIGNMENT
-    return tensor.clone() if misplaced else tensor
+def _placed(tensor: Tensor, device: torch.device, *, aligned: bool) -> Tensor:
+    """On its device. Bytes are always aligned, since what is made of them may crash where it is not."""
+    wanted = tensor.dtype is torch.uint8 or (aligned and device.type == "cpu")
+    if not wanted or not tensor.data_ptr() % _ALIGNMENT:
+        return tensor.to(device)
+    if tensor.dtype is torch.bool:  # a copy would make every byte but 0 a 1
+        return tensor.view(torch.uint8).clone().view(torch.bool).to(device)
+    return tensor.clone().to(device)
 
 
 def _bytes(tensor: Tensor, start: int, stop: int) -> Tensor:

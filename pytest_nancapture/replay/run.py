@@ -76,7 +76,8 @@ Source = Callable[[str, Layouts, "torch.device | str"], dict[str, Tensor]]
 
 def stored_in(path: Path) -> Source:
     """From a bundle's folder."""
-    return lambda name, layouts, device: read_tensors(path / name, layouts, device)
+    # Weights are copied into the module's own.
+    return lambda name, layouts, device: read_tensors(path / name, layouts, device, aligned=name != WEIGHTS)
 
 
 def run_replay(
@@ -253,7 +254,7 @@ def _read(bundle: Bundle, device: torch.device, source: Source) -> _Content:
         optimizer = source(OPTIMIZER, manifest.optimizer.layouts, device) if manifest.optimizer else {}
         return _Content(
             weights={name: tensor for name, tensor in stored.items() if not name.startswith(_ARGUMENTS)},
-            others={name: tensor.cpu() for name, tensor in stored.items() if name.startswith(_ARGUMENTS)},
+            others={name: tensor.cpu().clone() for name, tensor in stored.items() if name.startswith(_ARGUMENTS)},
             batch=source(BATCH, manifest.batch.layouts, device),
             rng=[rng.RandomStates.decode(record, states) for record in manifest.rng.instants],
             optimizer=optimizer,
