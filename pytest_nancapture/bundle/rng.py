@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -135,13 +136,19 @@ def _numpy_state() -> Mapping[str, Any]:
     """
     global _last_numpy
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
-    address = getattr(generator, "ctypes", None) if type(generator) is np.random.MT19937 else None
-    memory = ctypes.string_at(address.state_address, _MT19937_BYTES) if address is not None else b""
+    memory = _memory_of(generator).tobytes() if type(generator) is np.random.MT19937 else b""
     if _last_numpy is not None and memory and memory == _last_numpy[0] and not _last_numpy[1]["has_gauss"]:
         return _last_numpy[1]
     state = np.random.get_state(legacy=False)
     _last_numpy = (memory, state)
     return state
+
+
+@functools.lru_cache(maxsize=1)
+def _memory_of(generator: np.random.MT19937) -> np.ndarray[Any, Any]:
+    """The live memory of a generator, which the cache keeps alive: uint8 (2500,)."""
+    memory = (ctypes.c_uint8 * _MT19937_BYTES).from_address(generator.ctypes.state_address)
+    return np.ctypeslib.as_array(memory)
 
 
 @contextmanager
@@ -156,12 +163,15 @@ def preserved() -> Iterator[None]:
 
 def _accelerator() -> Any:
     """The accelerator's module (``torch.cuda`` ...) if it has been used in this process, else None."""
-    if not torch.accelerator.is_available():
-        return None
-    device = torch.accelerator.current_accelerator()
-    module = getattr(torch, device.type, None) if device is not None else None
+    module = _present_accelerator()
     initialized = getattr(module, "is_initialized", lambda: True)
     return module if module is not None and initialized() else None
+
+
+@functools.cache
+def _present_accelerator() -> Any:
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return getattr(torch, device.type, None) if device is not None else None
 
 
 def _accelerator_states(module: Any) -> list[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable
 
 import torch
@@ -14,8 +15,10 @@ _FUSED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _CPU = -1
 """What ``get_device`` says of tensors there."""
-_LARGE = 2**14
-"""Values; up to here the call costs more than the memory, and one for all is the fastest."""
+_LARGE = 2**16
+"""Values; below, one call for all of them is the fastest."""
+_TOGETHER = 256
+"""Tensors; thousands of new objects at once would have python's garbage collector search all others."""
 _TINY = 5e-324
 """Times 1 it is 0 where the processor flushes denormals; then writing gradients back would change them."""
 
@@ -28,10 +31,27 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
 def alarms(tensors: Iterable[Tensor]) -> list[Tensor]:
     """One flag a device, float32 and without dimensions, left there: 1 where a value is NaN or Inf, else 0.
 
-    Large tensors on a CPU are added up, which only reads them; where a sum is not finite, be it that finite values
-    overflowed, they are looked at like all others: by the fused kernel of GradScaler, which multiplies by 1 and so
-    writes every value back as it was. ``.data`` keeps autograd from taking that for a change.
+    The flags are for reading. The values are looked at by the fused kernel of GradScaler, which multiplies by 1 and so
+    writes every one back as it was; ``.data`` keeps autograd from taking that for a change.
     """
+    flags: dict[int, Tensor] = {}
+    rest = iter(tensors)
+    while some := list(itertools.islice(rest, _TOGETHER)):
+        for (index, dtype), values in _by_kind(some).items():
+            if index == _CPU:
+                flags[_CPU] = _clear_flag()
+                if _raise_here(values, dtype, flags[_CPU]):
+                    _clear_flag.cache_clear()
+                    return list(flags.values())
+                continue
+            if index not in flags:
+                flags[index] = torch.zeros((), dtype=torch.float32, device=values[0].device)
+            _raise(values, dtype, flags[index])
+    return list(flags.values())
+
+
+def _by_kind(tensors: Iterable[Tensor]) -> dict[tuple[int, torch.dtype], list[Tensor]]:
+    """Their values, where those are floats or complex numbers, by device and dtype."""
     groups: dict[tuple[int, torch.dtype], list[Tensor]] = {}
     for tensor in tensors:
         dtype = tensor.dtype
@@ -48,24 +68,31 @@ def alarms(tensors: Iterable[Tensor]) -> list[Tensor]:
             groups[key] = [values]
         else:
             group.append(values)
-    flags: dict[int, Tensor] = {}
-    for (index, dtype), group in groups.items():
-        if index not in flags:
-            flags[index] = torch.zeros((), dtype=torch.float32, device=group[0].device)
-        if index == _CPU and dtype in _FUSED:
-            group = _without_finite_sums(group)
-        if not (dtype in _FUSED and _TINY * 1.0 and _fused_check(group, flags[index])):
-            for value in group:
-                flags[index].logical_or_(~_finite(value).all())
-    return list(flags.values())
+    return groups
 
 
-def _without_finite_sums(values: list[Tensor]) -> list[Tensor]:
-    """Those that are small, and the large ones as well unless their sums show that they are finite."""
-    sums = [value.sum() for value in values if value.numel() >= _LARGE]
-    if sums and bool(torch.stack(sums).sum().isfinite()):
-        return [value for value in values if value.numel() < _LARGE]
-    return values
+def _raise_here(values: list[Tensor], dtype: torch.dtype, flag: Tensor) -> bool:
+    """Raise a clear flag on the CPU if a value is not finite, and say so.
+
+    Here the sum of a large tensor, which only reads it, is cheaper; where a sum is not finite, be it that finite values
+    overflowed, everything is looked at.
+    """
+    is_large = [dtype in _FUSED and value.numel() >= _LARGE for value in values]
+    if any(is_large):
+        pairs = zip(values, is_large, strict=True)
+        _raise([value.sum() if large else value for value, large in pairs], dtype, flag)
+        if not flag.item():
+            return False
+        flag.zero_()
+    _raise(values, dtype, flag)
+    return bool(flag)
+
+
+def _raise(values: list[Tensor], dtype: torch.dtype, flag: Tensor) -> None:
+    """Raise `flag` if a value is not finite."""
+    if not (dtype in _FUSED and _TINY * 1.0 and _fused_check(values, flag)):
+        for value in values:
+            flag.logical_or_(~_finite(value).all())
 
 
 def _fused_check(values: list[Tensor], flag: Tensor) -> bool:
@@ -75,6 +102,12 @@ def _fused_check(values: list[Tensor], flag: Tensor) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+@functools.cache
+def _clear_flag() -> Tensor:
+    """On the CPU, where its value is known as soon as it is asked for: the same one again until it is raised."""
+    return torch.zeros((), dtype=torch.float32)
 
 
 @functools.cache

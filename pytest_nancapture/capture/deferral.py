@@ -12,6 +12,7 @@ from torch import Tensor
 from pytest_nancapture.capture.check import fingerprint
 from pytest_nancapture.capture.instant import Window
 from pytest_nancapture.capture.inventory import is_rare
+from pytest_nancapture.capture.rerun import parameters_of
 from pytest_nancapture.capture.wraps import is_inherited
 
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
@@ -92,7 +93,7 @@ class Deferral:
             and all(_leaves(callback, _MENDING_HOOKS) for callback in trainer.callbacks)
         )
 
-    def may_wait(self, window: Window, optimizer: Any, gradients: list[Tensor], flags: list[Tensor]) -> bool:
+    def may_wait(self, window: Window, optimizer: Any, flags: list[Tensor]) -> bool:
         """Whether this step's flag may be left on the device.
 
         An optimizer's first update is not left to the device: skipped there, SGD's momentum would begin with whatever
@@ -103,7 +104,7 @@ class Deferral:
             and window.number > _LEARNING
             and len(flags) == 1
             and flags[0].device.type in _DEVICES
-            and (_has_no_momentum(optimizer) or len(optimizer.state) >= len(gradients))
+            and (_has_no_momentum(optimizer) or _has_begun(optimizer))
         )
 
     def after_update(self, window: Window, optimizer: Any) -> None:
@@ -148,6 +149,13 @@ def skips_on_device(optimizer: Any) -> bool:
 def _has_no_momentum(optimizer: Any) -> bool:
     """Whether it is plain SGD, which keeps no state."""
     return all(group.get("momentum") == 0 for group in optimizer.param_groups)
+
+
+def _has_begun(optimizer: Any) -> bool:
+    """Whether there is a state for every parameter that is about to be updated."""
+    parameters = parameters_of(optimizer)
+    count = len(optimizer.state)
+    return count >= len(parameters) or count >= sum(parameter.grad is not None for parameter in parameters)
 
 
 def _bits(parameters: Iterable[Tensor]) -> Tensor:

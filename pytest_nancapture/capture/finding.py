@@ -94,10 +94,18 @@ def look(
     )
 
 
-def note_backward(loss: Tensor, losses: list[Tensor]) -> None:
-    """Add the loss to `losses` once a backward pass really begins at it: one that user code drops is no fault."""
+def note_backward(loss: Tensor, losses: list[Tensor], *, is_certain: bool = False) -> None:
+    """Add the loss to `losses` once a backward pass really begins at it: one that user code drops is no fault.
+
+    Args:
+        is_certain: no code of the user's has a say in whether it begins.
+    """
+    if not loss.requires_grad:
+        return
     value = loss.detach()
-    if loss.requires_grad:
+    if is_certain:
+        losses.append(value)
+    else:
         loss.register_hook(lambda _: losses.append(value))  # type: ignore[no-untyped-call]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
@@ -69,11 +69,8 @@ class Inventory:
         """Submodules in eval mode."""
         return tuple([name for name, submodule in self.modules if not submodule.training])
 
-    def buffers(self) -> Iterator[tuple[str, Tensor]]:
+    def buffers(self) -> list[tuple[str, Tensor]]:
         """Every buffer under every name it has."""
         if sum(map(len, self._homes)) != self._count:
             self.refresh()
-        for name, home, key in self._buffers:
-            buffer = home.get(key)
-            if buffer is not None:
-                yield name, buffer
+        return [(name, buffer) for name, home, key in self._buffers if (buffer := home.get(key)) is not None]

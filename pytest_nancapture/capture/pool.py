@@ -21,7 +21,8 @@ class Pool:
         """Nobody needs these any more; what was free before and not taken since is let go."""
         self._free = {}
         for tensor in tensors:
-            self._free.setdefault(_kind(tensor), []).append(tensor)
+            if tensor.layout is torch.strided:
+                self._free.setdefault(_kind(tensor), []).append(tensor)
 
     def copies(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A copy of each, by name."""
@@ -32,12 +33,11 @@ class Pool:
             if free:
                 made[name] = free.pop()
                 targets.append(made[name])
-                sources.append(tensor.detach())
+                sources.append(tensor.detach() if tensor.requires_grad else tensor)
             else:
                 made[name] = copy_of(tensor)
         if targets:
-            with torch.no_grad():
-                torch._foreach_copy_(targets, sources)
+            torch._foreach_copy_(targets, sources)
         return made
 
 
@@ -49,4 +49,4 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _kind(tensor: Tensor) -> Any:
-    return tensor.shape, tensor.dtype, tensor.device, tensor.stride() if tensor.layout is torch.strided else None
+    return tensor.shape, tensor.dtype, tensor.device, tensor.stride()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
@@ -75,6 +76,7 @@ class Watch:
         self._ranks = Ranks(trainer)
         self._rerun: Rerun | None = None
         self._buffers = BufferWatch(inventory)
+        self._always_backward = is_inherited(module, "backward") and "backward" not in vars(module)
         self._goes_on = not (module.automatic_optimization and is_inherited(module, "on_train_batch_end"))
         self._reaction = Reaction(trainer, self._ranks, settings.on_capture)
         shelf = Shelf(settings.dirpath, settings.max_bundles)
@@ -152,7 +154,7 @@ class Watch:
         if self._rerun is not None:
             note_backward(loss, self._rerun.losses[-1])
         elif window is not None and window.batches and not window.dropped:
-            note_backward(loss, window.batches[-1].losses)
+            note_backward(loss, window.batches[-1].losses, is_certain=self._always_backward)
         return original(loss, *args, **kwargs)
 
     def _optimizer_step(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -224,9 +226,10 @@ class Watch:
         if target == 0:
             self._keeper.learn()
         suspects = self._buffers.suspects()
-        gradients = [gradient for p in parameters_of(optimizer) if (gradient := p.grad) is not None]
-        flags = alarms([*gradients, *window.losses, *suspects.values()])
-        if self._deferral.may_wait(window, optimizer, gradients, flags):
+        # The first parameters come last: the optimizer begins with them, and their gradients are in the cache then.
+        gradients = (grad for p in reversed(parameters_of(optimizer)) if (grad := p.grad) is not None)
+        flags = alarms(itertools.chain(window.losses, suspects.values(), gradients))
+        if self._deferral.may_wait(window, optimizer, flags):
             self._deferral.look = Look.begin(window, optimizer, target, suspects, flags[0])
             return
         finite = not any(map(bool, flags))

@@ -6,7 +6,7 @@ import torch
 from pytest_nancapture.capture.check import all_finite
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.float8_e4m3fn]
-SIZES = [5, 2**14 + 3]
+SIZES = [5, 2**16 + 3]
 """Looked at together with others, and added up first."""
 
 
@@ -33,10 +33,20 @@ def test_one_bad_value_among_good_ones(bad, size, dtype):
     assert not all_finite([*good, wrong.to(dtype)])
 
 
+@pytest.mark.parametrize("position", [0, 255, 256, 699])
+def test_one_bad_tensor_among_hundreds(position):
+    """Wherever it is; and an alarm is over when the next look begins."""
+    tensors = [torch.ones(3, dtype=(torch.float32, torch.bfloat16)[i % 2]) for i in range(700)]
+    tensors[position] = torch.tensor(float("inf"))
+    assert not all_finite(tensors)
+    tensors[position] = torch.tensor(1.0)
+    assert all_finite(tensors)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
 def test_finite_values_whose_sum_overflows_are_finite(dtype):
     """Nor do two infinities cancel."""
-    large = torch.full((2**15,), torch.finfo(dtype).max, dtype=dtype)
+    large = torch.full((2**17,), torch.finfo(dtype).max, dtype=dtype)
     assert not bool(large.sum().isfinite())
     assert all_finite([large])
     large[0], large[1] = float("inf"), float("-inf")
