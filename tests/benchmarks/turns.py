@@ -13,7 +13,7 @@ import random
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,9 +27,28 @@ from pytest_nancapture import NaNCapture
 
 CONTROL = "nothing again"
 """A second turn without any guard: how much two turns of the same differ."""
-ALL = ("nothing", "this", "article", "flag per parameter", "anomaly mode", CONTROL)
+ALL = ("nothing", "floor", "this", "article", "flag per parameter", "anomaly mode", CONTROL)
 _FIRST_STEPS = 4
 _FEWEST_STEPS = 4
+
+
+class Floor(pl.Callback):
+    """The least that a bundle of the step can be made from: copies into memory that is kept, and one read."""
+
+    def __init__(self) -> None:
+        self.kept: list[Tensor] = []
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        moving = [batch, *pl_module.buffers()]
+        if self.kept:
+            torch._foreach_copy_(self.kept, moving)
+        else:
+            self.kept = [tensor.clone() for tensor in moving]
+        self.state = torch.get_rng_state()
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        gradients = [p.grad for p in pl_module.parameters() if p.grad is not None]
+        self.sums = [gradient.sum() for gradient in gradients]
 
 
 class Article(pl.Callback):
@@ -60,13 +79,18 @@ class FlagPerParameter(pl.Callback):
 
 
 class Guards:
-    """Puts one guard in place at a time."""
+    """Puts one guard in place at a time.
+
+    Attributes:
+        inside: seconds that guards have spent in code of their own.
+    """
 
     def __init__(self, capture: NaNCapture) -> None:
         self._capture = capture
-        self._others = {"article": Article, "flag per parameter": FlagPerParameter}
+        self._others = {"floor": Floor, "article": Article, "flag per parameter": FlagPerParameter}
         self._now: pl.Callback | None = None
         self.trainer: Any = None
+        self.inside = 0.0
 
     def rest(self) -> None:
         """Take off what there is."""
@@ -83,8 +107,12 @@ class Guards:
         if name == "this":
             self._now = self._capture
             self._watch.begin()
+            for wrapper in self._watch._wraps._wrappers:
+                wrapper.around = self._timed_around(wrapper.around)
         elif name in self._others:
             self._now = self._others[name]()
+            for hook in ("on_train_batch_start", "on_before_optimizer_step"):
+                setattr(self._now, hook, self._timed(getattr(self._now, hook)))
         if self._now is not None:
             self.trainer.callbacks.append(self._now)
 
@@ -92,6 +120,22 @@ class Guards:
         """The run has begun, with this among its callbacks."""
         self._now = self._capture
         self.rest()
+
+    def _timed(self, call: Callable[..., Any], sign: int = 1) -> Callable[..., Any]:
+        """The same call, its time added to `inside`, or taken off."""
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.inside += sign * (time.perf_counter() - began)
+
+        return timed
+
+    def _timed_around(self, around: Callable[..., Any]) -> Callable[..., Any]:
+        """The same for what is put around a call that is not the guard's own."""
+        return self._timed(lambda original, *args, **kwargs: around(self._timed(original, -1), *args, **kwargs))
 
     @property
     def _watch(self) -> Any:
@@ -110,6 +154,7 @@ class Turns:
         warm_up: steps at the start of each turn that do not count.
         means: for each guard, the mean seconds of a step in each of its turns, between two waits for the device.
         medians: the same of the median step, where the device does not run ahead of the host.
+        inside: for each guard, the mean seconds that a step of each turn spends in the guard's own code.
         steps: in a turn.
     """
 
@@ -121,6 +166,7 @@ class Turns:
     warm_up: int = 2
     means: dict[str, list[float]] = field(default_factory=dict)
     medians: dict[str, list[float]] = field(default_factory=dict)
+    inside: dict[str, list[float]] = field(default_factory=dict)
     steps: int = 0
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -135,12 +181,14 @@ class Turns:
                 self.guards.set(name)
                 yield from [self.batch] * self.warm_up
                 times = [self._now()]
+                self.guards.inside = 0.0
                 for _ in range(self.steps):
                     yield self.batch
                     times.append(time.perf_counter())
                 times[-1] = self._now()
                 self.guards.rest()
                 if number >= 0:
+                    self.inside.setdefault(name, []).append(self.guards.inside / self.steps)
                     single = sorted(after - before for before, after in itertools.pairwise(times))
                     self.means.setdefault(name, []).append((times[-1] - times[0]) / self.steps)
                     self.medians.setdefault(name, []).append(single[self.steps // 2])
