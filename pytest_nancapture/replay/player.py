@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from pytest_nancapture.bundle.decode import Decoder
@@ -38,6 +39,7 @@ class Player:
         losses: of each micro-batch, those that were backpropagated.
         wraps: those in place, to be taken off after the fit.
         finding: at the guilty optimizer step, or at the window's end.
+        draws: whether the step took random numbers from torch.
     """
 
     manifest: Manifest
@@ -50,8 +52,10 @@ class Player:
     finding: Finding | None = None
     trace: Trace | None = None
     wraps: Wraps = field(default_factory=Wraps)
+    draws: bool = False
     _steps: int = 0
     _bad_before: frozenset[str] = frozenset()
+    _instant: Mapping[str, Tensor] = field(default_factory=dict)
 
     def on_train_start(self, trainer: Any) -> None:
         """Put the wrappers in place."""
@@ -70,8 +74,10 @@ class Player:
         with self._unseen():
             if position == 0:
                 self._bring_to_the_instant()
+            self._note_draws()
             self.losses.append([])
             self.rng[position].restore(self.module.device)
+            self._instant = RandomStates.take().generators
             if position + 1 == len(self.manifest.batch.window):
                 # Lightning counts the batches of this run, and there are none before the window's.
                 progress = self.module.trainer.fit_loop.epoch_loop.batch_progress
@@ -149,6 +155,11 @@ class Player:
         with self._unseen():
             written = {name: buffer for name, buffer in buffers(self.module) if name not in self._bad_before}
             self.finding = look(self.module, self.losses, optimized, written)
+            self._note_draws()
+
+    def _note_draws(self) -> None:
+        now = RandomStates.take().generators
+        self.draws |= any(not torch.equal(state, now[name]) for name, state in self._instant.items())
 
     def _unseen(self) -> AbstractContextManager[None]:
         """What the replay does for itself is no part of the step."""

@@ -149,7 +149,7 @@ class Replay:
         finding = player.finding
         if finding is None:
             return self._without_verdict("error", "training ended before the captured step was over", notes)
-        notes = (*notes, *filter(None, [other_dtypes(player.module, self._content.weights)]))
+        notes = (*notes, *filter(None, [other_dtypes(player.module, self._content.weights), self._other_draws(player)]))
         window = [batch.batch_idx for batch in manifest.batch.window]
         guilty = window.index(manifest.fault.batch_idx) if manifest.fault.batch_idx in window else len(window) - 1
         found = judge(finding, manifest.fault, guilty, given)
@@ -238,6 +238,17 @@ class Replay:
         if manifest.module.changed_before_copy:
             notes.append("the step had changed weights before they could be copied")
         return tuple(notes)
+
+    def _other_draws(self, player: Player) -> str:
+        """What another torch may mean for this step: operations may make other numbers of the same generator."""
+        versions = self._bundle.manifest.environment.get("versions")
+        captured = str(versions.get("torch", "")) if isinstance(versions, dict) else ""
+        if not player.draws or not captured or captured.split(".")[:2] == torch.__version__.split(".")[:2]:
+            return ""
+        return (
+            f"captured with torch {captured}, replayed with {torch.__version__}, and the step draws random numbers: "
+            "they may be others, and the fault may be gone for that alone"
+        )
 
     def _without_verdict(
         self, verdict: Verdict, reason: str, notes: tuple[str, ...], detail: str = ""

@@ -626,6 +626,18 @@ def test_notes(net: Path, tmp_path: Path) -> None:
     assert expected == replay(bundle, device="cpu").notes
 
 
+def test_random_numbers_of_another_torch(net: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that draws some may draw others there, and so be fine by chance; one that draws none is told nothing."""
+    drops = models.capture(models.Dropping(), tmp_path / "drops")
+    same, torch_now = replay(drops).notes, torch.__version__
+    monkeypatch.setattr(torch, "__version__", "1.99.0")
+    expected = (
+        f"captured with torch {torch_now}, replayed with 1.99.0, and the step draws random numbers: "
+        "they may be others, and the fault may be gone for that alone"
+    )
+    assert [(), (expected,), ()] == [same, replay(drops).notes, replay(net).notes]
+
+
 def test_the_step_may_use_the_trainer(net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real one, of one device, with the strategy, the optimizers and the schedulers of the module."""
     seen: list[Any] = []
