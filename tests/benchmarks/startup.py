@@ -205,12 +205,13 @@ def clocked(place: Path, *arguments: str, code: int = 0) -> float:
 
 
 def run(place: Path, *arguments: str, code: int = 0, output: str = "stdout") -> str:
-    """Run Python in a folder; what it printed."""
+    """Run Python in a folder, with compiled modules kept from run to run as is usual; what it printed."""
     paths = [str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=place,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [*paths, str(place)]))},
+        env={**kept, "PYTHONPATH": os.pathsep.join(filter(None, [*paths, str(place)]))},
         capture_output=True,
         text=True,
     )
