@@ -46,16 +46,28 @@ def test_each_starts(load, path, capsys):
     assert "usage:" in capsys.readouterr().out
 
 
-def test_the_plot(load, tmp_path):
-    """Well-formed, with a bar for each guard that was measured, whatever the sign of its cost."""
-    results = {
-        "machine": {"accelerator": None, "machine": "m", "threads": 2, "python": "3", "torch": "2", "lightning": "2"},
-        "settings": {"device": "cpu", "precision": "32"},
-        "models": {
-            "mlp": {"shares": {"this": [-0.01, 0.001, 0.02], "article": [0.2, 0.3, 0.4]}},
-            "a<b": {"shares": {"this": [0.01], "anomaly mode": [12.0]}},
+MACHINE = {"accelerator": None, "machine": "m", "threads": 2, "python": "3", "torch": "2", "lightning": "2"}
+MEASURED = {
+    "cuda": {
+        "mlp": {"shares": {"this": [-0.01, 0.001, 0.02], "article": [0.2, 0.3, 0.4]}},
+        "a<b": {"shares": {"this": [0.01], "anomaly mode": [12.0]}},
+    },
+    "cpu": {
+        "mlp": {
+            "medians": {"nothing": [1.0, 2.0, 3.0]},
+            "inside": {"nothing": [0.0] * 3, "this": [0.001, 0.002, 0.003], "article": [0.3, 0.6, 0.9]},
         },
-    }
+        "a<b": {"medians": {"nothing": [1.0]}, "inside": {"this": [0.01], "floor": [12.0], "anomaly mode": [0.0]}},
+    },
+}
+"""Bars in each: four, of three guards."""
+
+
+@pytest.mark.parametrize("device", MEASURED)
+def test_the_plot(device, load, tmp_path):
+    """Well-formed, with a bar for each guard that was measured, whatever the sign of its cost."""
+    settings = {"device": device, "precision": "32"}
+    results = {"machine": MACHINE, "settings": settings, "models": MEASURED[device]}
     (tmp_path / "x.json").write_text(json.dumps(results))
     load(HERE / "benchmarks" / "plot.py").main([str(tmp_path / "x.json"), str(tmp_path / "x.svg")])
     root = ElementTree.parse(tmp_path / "x.svg").getroot()

@@ -69,12 +69,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def ratio(costs: dict[str, list[float]]) -> str:
-    """This one's cost by the article's; not where the article's is lost in what the machine varies."""
+    """This one's cost by the article's; not where either is lost in what the machine varies."""
     if not costs.keys() >= {"this", "article"}:
         return ""
     mine, theirs = statistics.median(costs["this"]), statistics.median(costs["article"])
     low, _, high = tables.quartiles(costs[CONTROL])
-    return f"{mine / theirs:.2f}" if theirs > high - low else "within noise"
+    return f"{mine / theirs:.2f}" if theirs > high - low and mine > 0 else "within noise"
 
 
 def net(kind: str, options: argparse.Namespace) -> Net:

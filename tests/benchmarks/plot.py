@@ -1,5 +1,8 @@
 """Draw what overhead.py measured, as an SVG that is readable on light and on dark pages.
 
+On the CPU: the time in a guard's own code, as a share of the step without any. On an accelerator, which runs behind the
+host: what the whole step grows by.
+
 usage: python tests/benchmarks/plot.py overhead.json [overhead.svg]
 """
 
@@ -15,8 +18,9 @@ from typing import Any
 
 import tables
 
-_SHOWN = ("this", "article", "flag per parameter", "anomaly mode")
+_SHOWN = ("floor", "this", "article", "flag per parameter", "anomaly mode")
 _COLOURS = {  # on light and on dark pages
+    "floor": ("#afb8c1", "#656d76"),
     "this": ("#0969da", "#58a6ff"),
     "article": ("#bc4c00", "#f0883e"),
     "flag per parameter": ("#8250df", "#bc8cff"),
@@ -29,12 +33,14 @@ _FLOOR, _CEILING = 0.001, 10.0
 
 def draw(results: dict[str, Any]) -> str:
     """The SVG's text: a group of bars for each model, on a logarithmic scale, whiskers at the quartiles."""
-    models = results["models"]
-    shown = [name for name in _SHOWN if any(name in model["shares"] for model in models.values())]
+    settings = results["settings"]
+    is_inside = settings["device"] == "cpu"
+    models = {kind: _inside(model) if is_inside else model["shares"] for kind, model in results["models"].items()}
+    shown = [name for name in _SHOWN if any(name in shares for shares in models.values())]
     group = len(shown) * _BAR + _GAP
     bottom = _TOP + len(models) * group
-    settings = results["settings"]
-    title = f"What a guard adds to a training step ({settings['device']}, {settings['precision']})"
+    title = "Time in a guard's own code, of a training step" if is_inside else "What a guard adds to a training step"
+    title = f"{title} ({settings['device']}, {settings['precision']})"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {bottom + 40}" role="img" font-size="12" '
         'font-family="system-ui, sans-serif">',
@@ -44,14 +50,20 @@ def draw(results: dict[str, Any]) -> str:
         *_legend(shown),
         *_axis(bottom),
     ]
-    for row, (kind, model) in enumerate(models.items()):
+    for row, (kind, shares) in enumerate(models.items()):
         y = _TOP + row * group
         parts.append(_text(_LEFT - 8, y + len(shown) * _BAR / 2 + 4, kind, "end"))
         for place, name in enumerate(shown):
-            if name in model["shares"]:
-                parts += _bar(y + place * _BAR, shown.index(name), model["shares"][name])
+            if name in shares:
+                parts += _bar(y + place * _BAR, place, shares[name])
     note = tables.machine_line(results["machine"])
     return "\n".join([*parts, _text(_LEFT, bottom + 34, note, "start", faint=True), "</svg>", ""])
+
+
+def _inside(model: dict[str, Any]) -> dict[str, list[float]]:
+    """Per guard with code of its own, the share of a step that goes by in it, round by round."""
+    steps = model["medians"]["nothing"]
+    return {name: tables.ratios(seconds, steps) for name, seconds in model["inside"].items() if any(seconds)}
 
 
 def _bar(y: float, colour: int, shares: Sequence[float]) -> list[str]:

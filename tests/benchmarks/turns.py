@@ -30,13 +30,18 @@ CONTROL = "nothing again"
 ALL = ("nothing", "floor", "this", "article", "flag per parameter", "anomaly mode", CONTROL)
 _FIRST_STEPS = 4
 _FEWEST_STEPS = 4
+_LARGE = 2**16
 
 
 class Floor(pl.Callback):
-    """The least that a bundle of the step can be made from: copies into memory that is kept, and one read."""
+    """The least that a bundle of the step can be made from: copies into memory that is kept, and one read.
+
+    Large gradients are added up, small ones go to the one kernel that takes them all: the fastest ways there are.
+    """
 
     def __init__(self) -> None:
         self.kept: list[Tensor] = []
+        self.one = torch.ones(())
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         moving = [batch, *pl_module.buffers()]
@@ -48,7 +53,11 @@ class Floor(pl.Callback):
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         gradients = [p.grad for p in pl_module.parameters() if p.grad is not None]
-        self.sums = [gradient.sum() for gradient in gradients]
+        is_cpu = pl_module.device.type == "cpu"
+        self.sums = [gradient.sum() for gradient in gradients if is_cpu and gradient.numel() >= _LARGE]
+        small = [gradient for gradient in gradients if not is_cpu or gradient.numel() < _LARGE]
+        flag, one = torch.zeros((), device=pl_module.device), self.one.to(pl_module.device)
+        torch._amp_foreach_non_finite_check_and_unscale_(small, flag, one)
 
 
 class Article(pl.Callback):
