@@ -21,7 +21,7 @@ class Pool:
         """Nobody needs these any more; what was free before and not taken since is let go."""
         self._free = {}
         for tensor in tensors:
-            if tensor.layout is torch.strided:
+            if _is_plain(tensor):
                 self._free.setdefault(_kind(tensor), []).append(tensor)
 
     def copies(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
