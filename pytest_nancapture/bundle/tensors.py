@@ -71,6 +71,13 @@ def _has_storage(tensor: Tensor) -> bool:
     return True
 
 
+def is_expanded(tensor: Tensor) -> bool:
+    """Whether several elements share their memory, so that torch does not write into it."""
+    if tensor.layout is not torch.strided:
+        return False
+    return any(size > 1 and not step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 def stored_values(tensor: Tensor) -> Tensor:
     """Those that a sparse tensor stores; a dense one itself."""
     if tensor.layout is torch.strided:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -92,14 +93,15 @@ def _raise(values: list[Tensor], dtype: torch.dtype, flag: Tensor) -> None:
     """Raise `flag` if a value is not finite."""
     if not (dtype in _FUSED and _TINY * 1.0 and _fused_check(values, flag)):
         for value in values:
-            flag.logical_or_(~_finite(value).all())
+            with suppress(RuntimeError, TypeError):  # a class of tensors that does not know these operations
+                flag.logical_or_(~_finite(value).all())
 
 
 def _fused_check(values: list[Tensor], flag: Tensor) -> bool:
     """Raise `flag` if a value is not finite; False where the kernel cannot write, as into an expanded tensor."""
     try:
         torch._amp_foreach_non_finite_check_and_unscale_(values, flag, _one(flag.device))
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         return False
     return True
 

@@ -24,6 +24,7 @@ from pytest_nancapture.bundle.manifest import (
 )
 from pytest_nancapture.bundle.names import buffers, parameters, submodules, volatile_buffers
 from pytest_nancapture.bundle.numerics import numeric_settings
+from pytest_nancapture.bundle.tensors import unwritable
 from pytest_nancapture.bundle.write import write_bundle
 from pytest_nancapture.capture.buffers import BufferWatch
 from pytest_nancapture.capture.environment import code_of, environment, package_of
@@ -31,6 +32,7 @@ from pytest_nancapture.capture.finding import Finding
 from pytest_nancapture.capture.instant import Window
 from pytest_nancapture.capture.keeper import constant_hyperparameters
 from pytest_nancapture.capture.recipe import Recipe
+from pytest_nancapture.errors import UnwritableValueError
 
 if TYPE_CHECKING:
     from pytest_nancapture.replay.result import Culprit
@@ -68,9 +70,13 @@ class Capture:
         """Write the bundle and return its folder.
 
         Raises:
-            UnwritableValueError: a micro-batch has no form on disk.
+            UnwritableValueError: a micro-batch, or a tensor of the module, has no form on disk.
             OSError: the folder cannot be written.
         """
+        for name, tensor in (*parameters(self.module), *buffers(self.module)):
+            problem = unwritable(tensor)
+            if problem:
+                raise UnwritableValueError(name, problem, "keep it outside of the module's parameters and buffers")
         for batch in self.window.batches:
             if batch.problem is not None:
                 raise batch.problem

@@ -15,7 +15,8 @@ from pytest_nancapture.bundle.encode import REMEDY, Encoder
 from pytest_nancapture.bundle.names import buffers, parameters, replace_buffer, submodules, unique_parameters
 from pytest_nancapture.bundle.references import LiveResolver
 from pytest_nancapture.bundle.rng import RandomStates
-from pytest_nancapture.capture.inventory import is_rare
+from pytest_nancapture.bundle.tensors import is_expanded
+from pytest_nancapture.capture.inventory import can_be_kept, is_rare
 from pytest_nancapture.errors import UnwritableValueError
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -117,11 +118,14 @@ class Window:
         now = {**dict(parameters(module)), **dict(buffers(module))}
         with torch.no_grad():
             for name, kept in self.tensors.items():
-                if name in now and now[name].shape == kept.shape:
+                if name not in now:
+                    continue
+                if now[name].shape == kept.shape and not is_expanded(now[name]):
                     now[name].data.copy_(kept)
-                elif name in now:
+                elif now[name].shape != kept.shape or not torch.equal(now[name], kept):
                     replace_buffer(module, name, copy_of(kept))
-            for name in [name for name, _ in buffers(module) if name not in self.tensors]:
+            made = [name for name, buffer in buffers(module) if name not in self.tensors and can_be_kept(buffer)]
+            for name in made:
                 replace_buffer(module, name, None)
 
     def restore_flags(self, module: nn.Module) -> None:
@@ -250,5 +254,5 @@ def _lightning_attributes(module: nn.Module) -> set[str]:
 def copy_of(tensor: Tensor) -> Tensor:
     """A copy that shares nothing, laid out in the same way, with the same class and flags."""
     with torch.no_grad():
-        copy = tensor.detach().clone(memory_format=torch.preserve_format)
+        copy = tensor.detach().clone()
     return copy.requires_grad_() if tensor.requires_grad and not isinstance(tensor, nn.Parameter) else copy

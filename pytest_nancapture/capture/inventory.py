@@ -6,13 +6,20 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from pytest_nancapture.bundle.names import submodules
+from pytest_nancapture.bundle.tensors import unwritable
 
 
 def is_rare(count: int) -> bool:
     """Whether to look closely at the `count`-th of many: at the first few, and then ever fewer."""
     return count.bit_count() == 1
+
+
+def can_be_kept(tensor: Tensor | None) -> bool:
+    """Whether it has values to copy and to look at, or will have; what else there is, training uses untouched by us."""
+    return tensor is None or is_lazy(tensor) or not unwritable(tensor)
 
 
 class Inventory:
@@ -45,9 +52,11 @@ class Inventory:
                     self.names.append(start + name)
                     self.weights.append(parameter)
                     self._parameters[start + name] = (submodule._parameters, name)
-            self._buffers += [(start + name, submodule._buffers, name) for name in submodule._buffers]
+            for name, buffer in submodule._buffers.items():
+                if can_be_kept(buffer):
+                    self._buffers.append((start + name, submodule._buffers, name))
         self._homes = [submodule._buffers for _, submodule in self.modules]
-        self._count = len(self._buffers)
+        self._count = sum(map(len, self._homes))
 
     def parameters(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Today's parameters of these names, as far as they are there."""
@@ -70,7 +79,7 @@ class Inventory:
         return tuple([name for name, submodule in self.modules if not submodule.training])
 
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """Every buffer under every name it has."""
+        """Every buffer that can be kept, under every name it has."""
         if sum(map(len, self._homes)) != self._count:
             self.refresh()
         return [(name, buffer) for name, home, key in self._buffers if (buffer := home.get(key)) is not None]

@@ -11,7 +11,7 @@ from torch import Tensor
 from pytest_nancapture.bundle.names import parameters
 from pytest_nancapture.capture.check import fingerprint
 from pytest_nancapture.capture.instant import AttributeWatch, CopyOnWrite, KeptBatch, Weights, Window, copy_of
-from pytest_nancapture.capture.inventory import Inventory, is_rare
+from pytest_nancapture.capture.inventory import Inventory, can_be_kept, is_rare
 from pytest_nancapture.capture.pool import Pool
 from pytest_nancapture.capture.snapshots import Snapshots
 from pytest_nancapture.capture.wraps import is_inherited
@@ -162,7 +162,8 @@ def moved(window: Window) -> set[str]:
 
 def fingerprints(weights: Weights) -> dict[str, Tensor]:
     """Of every parameter, left on its device."""
-    return {name: fingerprint(p) for name, p in zip(weights.names, weights.parameters, strict=True)}
+    pairs = zip(weights.names, weights.parameters, strict=True)
+    return {name: fingerprint(parameter) for name, parameter in pairs if can_be_kept(parameter)}
 
 
 def constant_hyperparameters(first: list[dict[str, Any]], groups: list[dict[str, Any]]) -> tuple[tuple[str, ...], ...]:

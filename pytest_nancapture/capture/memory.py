@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pytest_nancapture.bundle.tensors import is_expanded, unwritable
+
 _DEPTH = 8
 _MANY = 10_000
 """A larger container is put back itself; what lies in it is taken to be constant."""
@@ -59,7 +61,7 @@ class Memory:
             self.remember(value, depth + 1)
 
     def _tensor(self, value: Tensor) -> None:
-        if value.layout is torch.strided and not value.is_meta:
+        if not unwritable(value) and value.layout is torch.strided and not is_expanded(value):
             kept = value.detach().clone()
 
             def refill() -> None:

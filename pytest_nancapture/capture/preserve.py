@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from pytest_nancapture.bundle import rng
 from pytest_nancapture.bundle.names import unique_parameters
+from pytest_nancapture.bundle.tensors import is_expanded
+from pytest_nancapture.capture.inventory import can_be_kept
 from pytest_nancapture.capture.memory import Memory
 
 _TENSOR_HOMES = ("_parameters", "_buffers", "_modules")
@@ -86,7 +88,11 @@ def _counters(trainer: Any) -> Callable[[], None]:
 
 
 def _buffers(module: nn.Module) -> Callable[[], None]:
-    saved = [(name, b, None if b is None else b.detach().clone()) for name, b in module._buffers.items()]
+    # Into an expanded one nothing can have been written.
+    saved = [
+        (name, b, None if b is None or is_expanded(b) or not can_be_kept(b) else b.detach().clone())
+        for name, b in module._buffers.items()
+    ]
 
     def restore() -> None:
         for name in module._buffers.keys() - {name for name, _, _ in saved}:

@@ -24,6 +24,7 @@ from pytest_nancapture.bundle.names import (
     volatile_buffers,
 )
 from pytest_nancapture.bundle.references import Resolver, repository_root
+from pytest_nancapture.bundle.tensors import is_expanded
 from pytest_nancapture.bundle.text import some
 from pytest_nancapture.errors import MismatchError, RebuildError
 from pytest_nancapture.replay.script import load_script
@@ -133,7 +134,7 @@ def load_tensors(
         raise MismatchError(wrong)
     with torch.no_grad():
         for name, value in captured.items():
-            if name in now and value.shape == now[name].shape:
+            if name in now and value.shape == now[name].shape and not is_expanded(now[name]):
                 now[name].data.copy_(value)
             else:
                 replace_buffer(module, name, value.clone())
