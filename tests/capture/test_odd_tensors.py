@@ -33,10 +33,7 @@ class Odd(Net):
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.save_hyperparameters()
-        known = WRITABLE.get(kind)
-        self.register_buffer(
-            "odd", UNWRITABLE[kind][0] if known is None else known.clone() if known.is_sparse else known
-        )
+        self.register_buffer("odd", WRITABLE[kind] if kind in WRITABLE else UNWRITABLE[kind][0])
 
     def training_step(self, batch, batch_idx):
         x, good, *more = batch
