@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable
-from contextlib import suppress
 
 import torch
 from torch import Tensor
 
-from pytest_nancapture.bundle.tensors import stored_values
+from pytest_nancapture.bundle.tensors import stored_values, unwritable
 
 _FUSED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -93,12 +92,12 @@ def _raise(values: list[Tensor], dtype: torch.dtype, flag: Tensor) -> None:
     """Raise `flag` if a value is not finite."""
     if not (dtype in _FUSED and _TINY * 1.0 and _fused_check(values, flag)):
         for value in values:
-            with suppress(RuntimeError, TypeError):  # a class of tensors that does not know these operations
+            if not unwritable(value):  # else its class keeps the values elsewhere; it was named when training began
                 flag.logical_or_(~_finite(value).all())
 
 
 def _fused_check(values: list[Tensor], flag: Tensor) -> bool:
-    """Raise `flag` if a value is not finite; False where the kernel cannot write, as into an expanded tensor."""
+    """Raise `flag` if a value is not finite; False for what the kernel cannot write into, as an expanded tensor."""
     try:
         torch._amp_foreach_non_finite_check_and_unscale_(values, flag, _one(flag.device))
     except (RuntimeError, TypeError):

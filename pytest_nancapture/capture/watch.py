@@ -329,6 +329,7 @@ class Watch:
             return self._rerun.run()
         except Exception as error:  # the user's step may raise anything; the capture goes on without its confirmation
             log.warning("nancapture: rerunning the step in place raised %s: %s", type(error).__name__, error)
+            log.debug("nancapture: where it was raised", exc_info=True)
             return None
         finally:
             self._rerun = None

@@ -76,7 +76,7 @@ Source = Callable[[str, Layouts, "torch.device | str"], dict[str, Tensor]]
 
 def stored_in(path: Path) -> Source:
     """From a bundle's folder."""
-    # Weights are copied into the module's own.
+    # Weights are only copied from, into the module's own; all else the step computes with.
     return lambda name, layouts, device: read_tensors(path / name, layouts, device, aligned=name != WEIGHTS)
 
 

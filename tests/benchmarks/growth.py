@@ -69,7 +69,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batches", default="1,2,4,8,16,32,64", help="factors of the batch")
     parser.add_argument("--seconds", type=float, default=0.5, help="of a turn (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, mps ...; inside, only cpu tells (default: cpu)")
+    parser.add_argument("--device", default="cpu", help="cpu (default), cuda, mps ...; there, read the shares")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="default", help="AdamW's implementation")
     options = parser.parse_args(argv)
     options.tensors = [int(number) for number in options.tensors.split(",") if number]

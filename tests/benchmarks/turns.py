@@ -41,7 +41,6 @@ class Floor(pl.Callback):
 
     def __init__(self) -> None:
         self.kept: list[Tensor] = []
-        self.one = torch.ones(())
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         moving = [batch, *pl_module.buffers()]
@@ -49,6 +48,7 @@ class Floor(pl.Callback):
             torch._foreach_copy_(self.kept, moving)
         else:
             self.kept = [tensor.clone() for tensor in moving]
+            self.one = torch.ones((), device=batch.device)
         self.state = torch.get_rng_state()
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
@@ -56,8 +56,8 @@ class Floor(pl.Callback):
         is_cpu = pl_module.device.type == "cpu"
         self.sums = [gradient.sum() for gradient in gradients if is_cpu and gradient.numel() >= _LARGE]
         small = [gradient for gradient in gradients if not is_cpu or gradient.numel() < _LARGE]
-        flag, one = torch.zeros((), device=pl_module.device), self.one.to(pl_module.device)
-        torch._amp_foreach_non_finite_check_and_unscale_(small, flag, one)
+        flag = torch.zeros((), device=pl_module.device)
+        torch._amp_foreach_non_finite_check_and_unscale_(small, flag, self.one)
 
 
 class Article(pl.Callback):

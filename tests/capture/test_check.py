@@ -43,6 +43,13 @@ def test_one_bad_tensor_among_hundreds(position):
     assert all_finite(tensors)
 
 
+def test_a_class_that_cannot_be_looked_at_hides_no_other():
+    """Neither alone nor beside a bad one does it break the look."""
+    masked = torch.masked.masked_tensor(torch.ones(2), torch.tensor([True, False]))
+    assert all_finite([masked, torch.ones(3)])
+    assert not all_finite([masked, torch.tensor([1.0, float("nan")])])
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
 def test_finite_values_whose_sum_overflows_are_finite(dtype):
     """Nor do two infinities cancel."""

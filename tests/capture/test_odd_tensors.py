@@ -77,5 +77,7 @@ def test_a_buffer_that_no_bundle_can_hold(kind, tmp_path, caplog):
 def test_harmless_without_a_fault(kind, tmp_path):
     """To the end of training, and the buffer is still there."""
     module = Odd(kind)
+    before, weight = module.odd, module.layer.weight.detach().clone()
     fit(module, batches(bad=()), NaNCapture(tmp_path))
-    assert module.odd is not None
+    assert module.odd is before
+    assert not torch.equal(module.layer.weight, weight)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from pytest_nancapture.shrink.shrinker import Progress, Shrunk
+
+log = logging.getLogger("pytest_nancapture")
 
 MAX_SIZE = 1_000_000
 """Bytes that a fixture may have, unless said otherwise: it lives in git for ever."""
@@ -145,6 +148,7 @@ def _shrunk(
         tell("replaying the shrunk one in a fresh process")
         proof = replay_afresh(shrunk.bundle.path, device, trace=True)
     except Exception as error:  # whatever keeps it from being smaller must not cost the pin
+        log.debug("nancapture: why it could not be shrunk", exc_info=True)
         kind = "" if isinstance(error, NancaptureError) else f"{type(error).__name__}: "
         return Pinned(bundle=bundle, result=result, notes=(f"pinned as it is, since shrinking failed: {kind}{error}",))
     if proof["verdict"] != "nonfinite":
