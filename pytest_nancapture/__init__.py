@@ -16,18 +16,18 @@ from pytest_nancapture.replay import replay
 if TYPE_CHECKING:
     from pytest_nancapture.bundle.bundle import Bundle as Bundle
     from pytest_nancapture.bundle.bundle import find_bundles as find_bundles
-    from pytest_nancapture.capture.callback import NaNCapture as NaNCapture
+    from pytest_nancapture.diagnose.culprit import Culprit as Culprit
     from pytest_nancapture.errors import NancaptureError as NancaptureError
     from pytest_nancapture.errors import NonFiniteError as NonFiniteError
-    from pytest_nancapture.replay.result import Culprit as Culprit
+    from pytest_nancapture.loops.lightning.callback import NaNCapture as NaNCapture
     from pytest_nancapture.replay.result import ReplayResult as ReplayResult
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Bundle": "bundle.bundle",
-    "Culprit": "replay.result",
-    "NaNCapture": "capture.callback",
+    "Culprit": "diagnose.culprit",
+    "NaNCapture": "loops.lightning.callback",
     "NancaptureError": "errors",
     "NonFiniteError": "errors",
     "ReplayResult": "replay.result",

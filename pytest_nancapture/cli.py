@@ -20,7 +20,7 @@ from pytest_nancapture import __version__
 from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.bundle.describe import page, summary, table
 from pytest_nancapture.bundle.manifest import MANIFEST_NAME
-from pytest_nancapture.bundle.named import bundles_below, open_named, shown
+from pytest_nancapture.bundle.paths import bundles_below, open_named, shown
 from pytest_nancapture.bundle.text import printable
 from pytest_nancapture.errors import BundleError, BundleNotFoundError, NancaptureError, PinError, ShrinkError
 from pytest_nancapture.replay import replay

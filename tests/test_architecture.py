@@ -6,15 +6,17 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "pytest_nancapture"
-ROOMS = ("errors", "bundle", "capture", "replay", "diagnose", "shrink", "plugin", "cli")
+ROOMS = ("errors", "bundle", "step", "diagnose", "capture", "loops", "replay", "shrink", "plugin", "cli")
 MAY_IMPORT = {
-    "__init__": {"errors", "bundle", "capture", "replay"},
+    "__init__": {"errors", "bundle", "diagnose", "loops", "replay"},
     "errors": set(),
     "bundle": {"errors"},
-    "capture": {"errors", "bundle", "replay", "diagnose"},
-    "replay": {"errors", "bundle", "capture", "diagnose"},
-    "diagnose": {"errors", "bundle", "capture", "replay"},
-    "shrink": {"errors", "bundle", "capture", "replay", "diagnose"},
+    "step": {"errors", "bundle", "loops"},
+    "diagnose": {"errors", "bundle", "step"},
+    "capture": {"errors", "bundle", "step", "diagnose", "loops"},
+    "loops": {"errors", "bundle", "step", "diagnose", "capture", "replay"},
+    "replay": {"errors", "bundle", "step", "diagnose", "loops"},
+    "shrink": {"errors", "bundle", "step", "replay", "diagnose"},
     "plugin": {"errors", "bundle", "replay", "diagnose", "__init__"},
     "cli": {"errors", "bundle", "replay", "diagnose", "shrink", "__init__"},
 }
@@ -23,14 +25,18 @@ START_UP = [
     *(PACKAGE / "plugin").glob("*.py"),
     *(
         PACKAGE / "bundle" / f"{name}.py"
-        for name in ("__init__", "manifest", "schema", "bundle", "describe", "folder", "named", "outline", "text")
+        for name in ("__init__", "manifest", "schema", "bundle", "describe", "folder", "paths", "text")
     ),
+    PACKAGE / "bundle" / "values" / "__init__.py",
+    PACKAGE / "bundle" / "values" / "outline.py",
+    PACKAGE / "diagnose" / "culprit.py",
     *(PACKAGE / "replay" / f"{name}.py" for name in ("__init__", "hooks", "result")),
     *(PACKAGE / "shrink" / "pinning").glob("*.py"),
     *(
         PACKAGE / "shrink" / f"{name}.py"
-        for name in ("__init__", "command", "display", "fault", "fresh", "into", "memory", "plan", "shrinker")
+        for name in ("__init__", "command", "display", "fresh", "into", "resume", "shrinker")
     ),
+    *(PACKAGE / "shrink" / "candidate" / f"{name}.py" for name in ("__init__", "fault", "plan")),
 ]
 HEAVY = {"torch", "lightning", "pytorch_lightning", "numpy", "safetensors"}
 

@@ -20,8 +20,9 @@ from pytest_nancapture import __version__
 from pytest_nancapture.bundle.manifest import BatchRecord, MicroBatch, PinRecord, Reproduced, RngRecord
 from pytest_nancapture.bundle.text import human_size
 from pytest_nancapture.cli import main
+from pytest_nancapture.diagnose.culprit import Culprit
 from pytest_nancapture.errors import DeviceUnavailableError, ShrinkError
-from pytest_nancapture.replay.result import Culprit, ReplayResult
+from pytest_nancapture.replay.result import ReplayResult
 from pytest_nancapture.shrink.pinning import pin as pinning
 from pytest_nancapture.shrink.pinning import promote as promoting
 
@@ -1063,5 +1064,5 @@ def test_what_the_system_refuses(
     def refuse(folder: Path) -> list[Path]:
         raise PermissionError(13, "Permission denied", str(folder))
 
-    monkeypatch.setattr("pytest_nancapture.bundle.named.find_bundles", refuse)
+    monkeypatch.setattr("pytest_nancapture.bundle.paths.find_bundles", refuse)
     assert run(capsys, "list") == (2, "", "nancapture: [Errno 13] Permission denied: 'nan-bundles'\n")

@@ -6,8 +6,8 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from pytest_nancapture.bundle.manifest import BATCH, Fault, ModuleRecord
-from pytest_nancapture.bundle.outline import inline, made_of, outline, tensor_shapes
 from pytest_nancapture.bundle.text import human_size, printable, some
+from pytest_nancapture.bundle.values.outline import inline, made_of, outline, tensor_shapes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

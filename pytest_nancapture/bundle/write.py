@@ -19,7 +19,7 @@ from pytest_nancapture.bundle.manifest import (
     Layouts,
     Manifest,
 )
-from pytest_nancapture.bundle.tensors import pack, write_plain
+from pytest_nancapture.bundle.tensors.file import pack, write_plain
 
 
 def write_bundle(

@@ -10,12 +10,12 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from pytest_nancapture.bundle.manifest import Reproduced
-from pytest_nancapture.capture.finding import Finding
 from pytest_nancapture.capture.ranks import Ranks
-from pytest_nancapture.capture.rerun import Outcome
+from pytest_nancapture.loops.lightning.rerun import Outcome
+from pytest_nancapture.step.finding import Finding
 
 if TYPE_CHECKING:
-    from pytest_nancapture.replay.result import Culprit
+    from pytest_nancapture.diagnose.culprit import Culprit
 
 log = logging.getLogger("pytest_nancapture")
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_nancapture.capture.check import fingerprint
-from pytest_nancapture.capture.instant import Window
-from pytest_nancapture.capture.inventory import is_rare
-from pytest_nancapture.capture.rerun import parameters_of
-from pytest_nancapture.capture.wraps import is_inherited
+from pytest_nancapture.loops.lightning.rerun import parameters_of
+from pytest_nancapture.loops.lightning.wrappers import is_inherited
+from pytest_nancapture.step.check import fingerprint
+from pytest_nancapture.step.state.instant import Window
+from pytest_nancapture.step.state.inventory import is_rare
 
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 _DEVICES = frozenset({"cuda"})

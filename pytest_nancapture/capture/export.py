@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pytest_nancapture.bundle.encode import Encoder
 from pytest_nancapture.bundle.manifest import (
     BatchRecord,
     Fault,
@@ -22,20 +21,21 @@ from pytest_nancapture.bundle.manifest import (
     RngRecord,
     TrainerRecord,
 )
-from pytest_nancapture.bundle.names import buffers, parameters, submodules, volatile_buffers
 from pytest_nancapture.bundle.numerics import numeric_settings
-from pytest_nancapture.bundle.tensors import unwritable
+from pytest_nancapture.bundle.tensors.file import unwritable
+from pytest_nancapture.bundle.tensors.names import buffers, parameters, submodules, volatile_buffers
+from pytest_nancapture.bundle.values.encode import Encoder
 from pytest_nancapture.bundle.write import write_bundle
-from pytest_nancapture.capture.buffers import BufferWatch
 from pytest_nancapture.capture.environment import code_of, environment, package_of
-from pytest_nancapture.capture.finding import Finding
-from pytest_nancapture.capture.instant import Window
-from pytest_nancapture.capture.keeper import constant_hyperparameters
 from pytest_nancapture.capture.recipe import Recipe
 from pytest_nancapture.errors import UnwritableValueError
+from pytest_nancapture.step.buffers import BufferWatch
+from pytest_nancapture.step.finding import Finding
+from pytest_nancapture.step.state.instant import Window
+from pytest_nancapture.step.state.keeper import constant_hyperparameters
 
 if TYPE_CHECKING:
-    from pytest_nancapture.replay.result import Culprit
+    from pytest_nancapture.diagnose.culprit import Culprit
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pytest_nancapture.bundle.named import shown
+from pytest_nancapture.bundle.paths import shown
 from pytest_nancapture.capture.ranks import Ranks
 from pytest_nancapture.errors import NonFiniteError
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pytest_nancapture.bundle.encode import Encoder
-from pytest_nancapture.bundle.references import Reference, refer
+from pytest_nancapture.bundle.values.encode import Encoder
+from pytest_nancapture.bundle.values.references import Reference, refer
 from pytest_nancapture.errors import CaptureError, UnwritableValueError
 
 _REMEDY = (

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from pytest_nancapture.bundle.names import unique_parameters
-from pytest_nancapture.capture.buffers import BufferWatch
-from pytest_nancapture.capture.check import is_finite
+from pytest_nancapture.bundle.tensors.names import unique_parameters
 from pytest_nancapture.capture.decide import Decision
 from pytest_nancapture.capture.export import Capture
-from pytest_nancapture.capture.instant import Window
-from pytest_nancapture.capture.keeper import Keeper, moved
 from pytest_nancapture.capture.react import Captured, new_line
 from pytest_nancapture.capture.recipe import Recipe
-from pytest_nancapture.capture.shelf import Shelf
+from pytest_nancapture.capture.retention import Shelf
+from pytest_nancapture.step.buffers import BufferWatch
+from pytest_nancapture.step.check import is_finite
+from pytest_nancapture.step.state.instant import Window
+from pytest_nancapture.step.state.keeper import Keeper, moved
 
 if TYPE_CHECKING:
-    from pytest_nancapture.replay.result import Culprit
+    from pytest_nancapture.diagnose.culprit import Culprit
 
 log = logging.getLogger("pytest_nancapture")
 

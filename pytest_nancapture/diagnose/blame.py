@@ -9,12 +9,12 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from pytest_nancapture.bundle.names import buffers, unique_parameters
-from pytest_nancapture.bundle.references import repository_root
-from pytest_nancapture.capture.finding import Finding
+from pytest_nancapture.bundle.tensors.names import buffers, unique_parameters
+from pytest_nancapture.bundle.values.references import repository_root
+from pytest_nancapture.diagnose.culprit import Culprit, Phase
 from pytest_nancapture.diagnose.source import Source
 from pytest_nancapture.diagnose.trace import GivenValue, Link, Record, Trace
-from pytest_nancapture.replay.result import Culprit, Phase
+from pytest_nancapture.step.finding import Finding
 
 Origin = Record | GivenValue
 _CHAIN = 6

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_nancapture.replay.result import Culprit
+    from pytest_nancapture.diagnose.culprit import Culprit
 
 _AROUND = 1
 """Lines before and after."""

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from pytest_nancapture.bundle.bundle import Bundle
     from pytest_nancapture.bundle.manifest import Fault
-    from pytest_nancapture.replay.result import Culprit, ReplayResult
+    from pytest_nancapture.diagnose.culprit import Culprit
+    from pytest_nancapture.replay.result import ReplayResult
 
 _WIDTH = 80
 _LABEL = 11

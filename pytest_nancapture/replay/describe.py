@@ -9,7 +9,8 @@ from pytest_nancapture.bundle.text import printable, some
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_nancapture.replay.result import Culprit, ReplayResult
+    from pytest_nancapture.diagnose.culprit import Culprit
+    from pytest_nancapture.replay.result import ReplayResult
 
 
 def result_page(result: ReplayResult, *, traced: bool, repeat: str) -> str:

@@ -14,16 +14,16 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 
 from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.bundle.manifest import BATCH
-from pytest_nancapture.bundle.names import buffers, parameters, unique_parameters
-from pytest_nancapture.bundle.references import repository_root
-from pytest_nancapture.bundle.tensors import stored_values
-from pytest_nancapture.capture.check import is_finite
+from pytest_nancapture.bundle.tensors.file import stored_values
+from pytest_nancapture.bundle.tensors.names import buffers, parameters, unique_parameters
+from pytest_nancapture.bundle.values.references import repository_root
 from pytest_nancapture.replay.hooks import ReplayHooks
 from pytest_nancapture.replay.result import ReplayResult
 from pytest_nancapture.replay.run import Replay, Source, traceless
+from pytest_nancapture.step.check import is_finite
 
 if TYPE_CHECKING:
-    from pytest_nancapture.capture.finding import Finding
+    from pytest_nancapture.step.finding import Finding
 
 _ROUNDING = 1e-5
 

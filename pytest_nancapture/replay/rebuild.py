@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from pytest_nancapture.bundle.bundle import Bundle
-from pytest_nancapture.bundle.decode import Decoder
 from pytest_nancapture.bundle.manifest import ModuleRecord
-from pytest_nancapture.bundle.names import (
+from pytest_nancapture.bundle.tensors.file import is_expanded
+from pytest_nancapture.bundle.tensors.names import (
     buffers,
     has_buffer,
     parameters,
@@ -23,9 +23,9 @@ from pytest_nancapture.bundle.names import (
     submodules,
     volatile_buffers,
 )
-from pytest_nancapture.bundle.references import Resolver, repository_root
-from pytest_nancapture.bundle.tensors import is_expanded
 from pytest_nancapture.bundle.text import some
+from pytest_nancapture.bundle.values.decode import Decoder
+from pytest_nancapture.bundle.values.references import Resolver, repository_root
 from pytest_nancapture.errors import MismatchError, RebuildError
 from pytest_nancapture.replay.script import load_script
 

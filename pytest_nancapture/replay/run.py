@@ -22,25 +22,26 @@ from torch import Tensor
 
 from pytest_nancapture.bundle import numerics, rng
 from pytest_nancapture.bundle.bundle import Bundle
-from pytest_nancapture.bundle.decode import Decoder
 from pytest_nancapture.bundle.manifest import BATCH, OPTIMIZER, RNG, WEIGHTS, Layouts
-from pytest_nancapture.bundle.names import submodules
-from pytest_nancapture.bundle.tensors import read_tensors
+from pytest_nancapture.bundle.tensors.file import read_tensors
+from pytest_nancapture.bundle.tensors.names import submodules
 from pytest_nancapture.bundle.text import some
-from pytest_nancapture.capture.finding import surfaces_in
+from pytest_nancapture.bundle.values.decode import Decoder
+from pytest_nancapture.diagnose.culprit import Culprit
+from pytest_nancapture.diagnose.given import given_fault
 from pytest_nancapture.errors import BundleDamagedError, MismatchError, RebuildError
+from pytest_nancapture.loops.lightning.player import Finished, Player
+from pytest_nancapture.loops.lightning.trainer import WindowLoader, build_trainer, framework_of, set_counters
 from pytest_nancapture.replay.device import choose_device
-from pytest_nancapture.replay.given import given_fault
 from pytest_nancapture.replay.hooks import ReplayHooks
-from pytest_nancapture.replay.player import Finished, Player
 from pytest_nancapture.replay.rebuild import build_module, check_module, materialize, other_dtypes, resolver_for
-from pytest_nancapture.replay.result import Culprit, ReplayResult, Verdict
-from pytest_nancapture.replay.trainer import WindowLoader, build_trainer, framework_of, set_counters
+from pytest_nancapture.replay.result import ReplayResult, Verdict
 from pytest_nancapture.replay.verdict import judge
+from pytest_nancapture.step.finding import surfaces_in
 
 if TYPE_CHECKING:
-    from pytest_nancapture.capture.finding import Finding
     from pytest_nancapture.diagnose.trace import Trace
+    from pytest_nancapture.step.finding import Finding
 
 _PACKAGES = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
 _NOISY = (*_PACKAGES, *(f"{package}.utilities.rank_zero" for package in _PACKAGES))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pytest_nancapture.bundle.manifest import Fault
-from pytest_nancapture.capture.finding import Finding, surfaces_in
-from pytest_nancapture.replay.result import Culprit, Verdict
+from pytest_nancapture.diagnose.culprit import Culprit
+from pytest_nancapture.replay.result import Verdict
+from pytest_nancapture.step.finding import Finding, surfaces_in
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from pytest_nancapture.bundle.bundle import Bundle
-from pytest_nancapture.bundle.named import is_bundle, open_named, shown
+from pytest_nancapture.bundle.paths import is_bundle, open_named, shown
 from pytest_nancapture.bundle.text import parse_size, printable
 from pytest_nancapture.errors import NancaptureError
 from pytest_nancapture.shrink.display import ProgressLine, pinned_lines, shrinking_line, shrunk_dict, shrunk_page

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING, Any
 
-from pytest_nancapture.bundle.named import shown
+from pytest_nancapture.bundle.paths import shown
 from pytest_nancapture.bundle.text import human_size, printable
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.errors import BundleError, ShrinkError
-from pytest_nancapture.shrink.memory import memory_file
 from pytest_nancapture.shrink.pinning.place import workshop
+from pytest_nancapture.shrink.resume import memory_file
 
 if TYPE_CHECKING:
     from pytest_nancapture.shrink.shrinker import Progress, Shrunk

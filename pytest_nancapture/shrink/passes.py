@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from pytest_nancapture.bundle.text import some
-from pytest_nancapture.shrink.plan import Axis, Part, Plan, Range, Way, count, whole
+from pytest_nancapture.shrink.candidate.plan import Axis, Part, Plan, Range, Way, count, whole
 from pytest_nancapture.shrink.search import Search, delete
 
 _SMALL = 1024

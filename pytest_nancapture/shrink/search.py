@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_nancapture.bundle.schema import read
-from pytest_nancapture.shrink.fault import Seen, difference
-from pytest_nancapture.shrink.plan import Plan, Range, Survey, count, without
-from pytest_nancapture.shrink.pool import Answer, Pool
+from pytest_nancapture.shrink.candidate.fault import Seen, difference
+from pytest_nancapture.shrink.candidate.plan import Plan, Range, Survey, count, without
+from pytest_nancapture.shrink.candidate.pool import Answer, Pool
 
 _SLOWEST = 10.0
 """Seconds that a candidate may always take; and as many times what the captured step took:"""

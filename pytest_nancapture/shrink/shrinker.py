@@ -14,12 +14,12 @@ from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.bundle.folder import hidden_folder, sync_folder
 from pytest_nancapture.bundle.schema import read
 from pytest_nancapture.errors import DeviceUnavailableError, ShrinkError
-from pytest_nancapture.shrink.fault import Seen, difference
-from pytest_nancapture.shrink.memory import Memory
+from pytest_nancapture.shrink.candidate.fault import Seen, difference
+from pytest_nancapture.shrink.candidate.plan import Plan, Survey
+from pytest_nancapture.shrink.candidate.pool import Answer, Pool
+from pytest_nancapture.shrink.kept import kept_in_words
 from pytest_nancapture.shrink.passes import PASSES
-from pytest_nancapture.shrink.plan import Plan, Survey
-from pytest_nancapture.shrink.pool import Answer, Pool
-from pytest_nancapture.shrink.report import kept_in_words
+from pytest_nancapture.shrink.resume import Memory
 from pytest_nancapture.shrink.search import OutOfTimeError, Progress, Search
 
 __all__ = ["Gain", "Progress", "Shrunk", "shrink"]

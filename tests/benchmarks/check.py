@@ -20,7 +20,7 @@ import torch
 from networks import Net
 from torch import Tensor
 
-from pytest_nancapture.capture.check import all_finite
+from pytest_nancapture.step.check import all_finite
 
 _SHORTEST = 0.02
 """Seconds of a turn; quick candidates are repeated within it."""

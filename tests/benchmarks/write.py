@@ -30,7 +30,7 @@ from torch import Tensor
 
 from pytest_nancapture import Bundle
 from pytest_nancapture.bundle.manifest import WEIGHTS
-from pytest_nancapture.bundle.tensors import read_tensors
+from pytest_nancapture.bundle.tensors.file import read_tensors
 from pytest_nancapture.bundle.write import write_bundle
 
 sys.path.append(str(Path(__file__).parents[1]))

@@ -19,7 +19,7 @@ from pytest_nancapture.bundle import folder as module
 from pytest_nancapture.bundle.bundle import Bundle, find_bundles
 from pytest_nancapture.bundle.folder import publish, write_text
 from pytest_nancapture.bundle.manifest import BATCH, MANIFEST_NAME, OPTIMIZER, RNG, WEIGHTS, OptimizerRecord
-from pytest_nancapture.bundle.tensors import read_tensors
+from pytest_nancapture.bundle.tensors.file import read_tensors
 from pytest_nancapture.bundle.write import write_bundle
 
 if TYPE_CHECKING:
@@ -223,7 +223,8 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
-from pytest_nancapture.bundle import tensors, write
+from pytest_nancapture.bundle import write
+from pytest_nancapture.bundle.tensors import file as tensors
 from test_write import write as write_one
 
 def kill(*_):

@@ -72,8 +72,8 @@ def test_an_argument_comes_back_as_it_was(value, tmp_path, caplog):
 
 def rebuilt(bundle: Bundle) -> Any:
     """The module that the replay builds."""
-    from pytest_nancapture.bundle.decode import Decoder
-    from pytest_nancapture.bundle.tensors import read_tensors
+    from pytest_nancapture.bundle.tensors.file import read_tensors
+    from pytest_nancapture.bundle.values.decode import Decoder
     from pytest_nancapture.replay.rebuild import build_module, resolver_for
 
     tensors = read_tensors(bundle.path / "weights.safetensors", bundle.manifest.module.layouts)

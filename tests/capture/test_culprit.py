@@ -30,7 +30,7 @@ def test_the_log_names_the_line_the_operation_and_why(tmp_path, caplog):
     bundle = capture_one(Net(), batches(), tmp_path)
     line = inspect.getsourcelines(fault)[1] + 2
     assert messages(caplog)[1] == (
-        f"nancapture: culprit  return good / good   tests/capture/training.py:{line}   aten.div "
+        f"nancapture: culprit  return good / good   tests/training.py:{line}   aten.div "
         "(0 / 0: the divisor is 0 in its only place; keep it above 0, as with clamp(min=...))"
     )
     assert {name: bundle.fault.culprit[name] for name in ("op", "line", "phase")} == {
@@ -50,7 +50,7 @@ def test_the_trace_costs_one_rerun(tmp_path, monkeypatch, options, reruns):
 
 def test_a_step_that_takes_long_is_not_traced(tmp_path, monkeypatch):
     """The run is not held up; a replay will name the culprit."""
-    monkeypatch.setattr("pytest_nancapture.capture.watch._TRACE_SECONDS", 0)
+    monkeypatch.setattr("pytest_nancapture.loops.lightning.watch._TRACE_SECONDS", 0)
     assert capture_one(Net(), batches(), tmp_path).fault.culprit is None
 
 

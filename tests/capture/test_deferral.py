@@ -11,7 +11,7 @@ import torch
 from training import Net, NormNet, batches, bundles_in, fit, same, state_of
 
 from pytest_nancapture import Bundle, NaNCapture, NonFiniteError, find_bundles, replay
-from pytest_nancapture.bundle.tensors import read_tensors
+from pytest_nancapture.bundle.tensors.file import read_tensors
 from pytest_nancapture.capture import deferral
 
 OPTIMIZERS = {

@@ -14,8 +14,8 @@ from torch import nn
 from training import Net, NormNet, batches, bundles_in, capture_one, differing, fit, state_of
 
 from pytest_nancapture import NaNCapture, NonFiniteError
-from pytest_nancapture.capture.instant import KeptBatch, Window
 from pytest_nancapture.errors import CaptureError
+from pytest_nancapture.step.state.instant import KeptBatch, Window
 
 
 class Plain(NormNet):

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from pytest_nancapture import NaNCapture, NonFiniteError, find_bundles, replay
-from pytest_nancapture.replay.result import Culprit, ReplayResult
+from pytest_nancapture.diagnose.culprit import Culprit
+from pytest_nancapture.replay.result import ReplayResult
 
 NAN, INF = float("nan"), float("inf")
 

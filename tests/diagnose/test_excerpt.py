@@ -2,8 +2,8 @@
 
 import pytest
 
+from pytest_nancapture.diagnose.culprit import Culprit
 from pytest_nancapture.diagnose.excerpt import excerpt
-from pytest_nancapture.replay.result import Culprit
 
 SOURCE = """\
 def step(x):

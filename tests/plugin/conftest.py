@@ -11,7 +11,8 @@ from fake_bundles import write_bundle
 CONFTEST = """
 import os, sys, types
 from pytest_nancapture.errors import BundleDamagedError, DeviceUnavailableError
-from pytest_nancapture.replay.result import Culprit, ReplayResult
+from pytest_nancapture.diagnose.culprit import Culprit
+from pytest_nancapture.replay.result import ReplayResult
 
 def run_replay(bundle, *, module=None, device="auto", trace=False, hooks=None):
     print(f"replay {bundle.name} device={device} trace={trace} module={module}")

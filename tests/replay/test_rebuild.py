@@ -12,9 +12,9 @@ from fake_bundles import write_bundle
 from torch import nn
 
 from pytest_nancapture.bundle.bundle import Bundle
-from pytest_nancapture.bundle.decode import Decoder
 from pytest_nancapture.bundle.manifest import ModuleRecord
-from pytest_nancapture.bundle.references import Resolver
+from pytest_nancapture.bundle.values.decode import Decoder
+from pytest_nancapture.bundle.values.references import Resolver
 from pytest_nancapture.errors import MismatchError, RebuildError
 from pytest_nancapture.replay.rebuild import build_module, check_module, load_tensors, resolver_for, set_state
 

@@ -26,7 +26,7 @@ from torch import nn
 from pytest_nancapture import Bundle, NonFiniteError, replay
 from pytest_nancapture.bundle.manifest import BATCH, RNG, WEIGHTS
 from pytest_nancapture.bundle.numerics import numeric_settings
-from pytest_nancapture.bundle.tensors import write_tensors
+from pytest_nancapture.bundle.tensors.file import write_tensors
 from pytest_nancapture.errors import (
     BundleDamagedError,
     BundleError,

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from pytest_nancapture.bundle.manifest import Fault, Gradients
-from pytest_nancapture.capture.finding import Finding
-from pytest_nancapture.replay.result import Culprit
+from pytest_nancapture.diagnose.culprit import Culprit
 from pytest_nancapture.replay.verdict import Judgement, judge
+from pytest_nancapture.step.finding import Finding
 
 GOOD = Gradients(total=2, nonzero=("a", "b"))
 BAD = Gradients(total=2, nonfinite=("a", "b"), nonzero=("a", "b"))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_nancapture import Bundle
-from pytest_nancapture.shrink.worker import Worker
+from pytest_nancapture.shrink.candidate.worker import Worker
 
 
 class Inline:

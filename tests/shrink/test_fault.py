@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_nancapture.shrink.fault import Seen, difference
+from pytest_nancapture.shrink.candidate.fault import Seen, difference
 
 FIRST = Seen(
     result={

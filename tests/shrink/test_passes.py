@@ -10,7 +10,7 @@ import torch
 from inline import Inline
 
 from pytest_nancapture.bundle.manifest import BATCH, RNG, WEIGHTS
-from pytest_nancapture.bundle.tensors import read_tensors
+from pytest_nancapture.bundle.tensors.file import read_tensors
 from pytest_nancapture.shrink import shrinker
 
 if TYPE_CHECKING:

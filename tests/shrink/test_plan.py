@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from pytest_nancapture.shrink.plan import Axis, Plan, Range, count, whole, without
+from pytest_nancapture.shrink.candidate.plan import Axis, Plan, Range, count, whole, without
 
 
 def indices(kept: tuple[Range, ...]) -> list[int]:

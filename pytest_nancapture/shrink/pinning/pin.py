@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.bundle.manifest import Manifest, PinRecord, Reproduced
-from pytest_nancapture.bundle.named import shown
+from pytest_nancapture.bundle.paths import shown
 from pytest_nancapture.bundle.text import human_size, size_above
 from pytest_nancapture.errors import NancaptureError, PinError
 from pytest_nancapture.shrink.display import shrinking_line

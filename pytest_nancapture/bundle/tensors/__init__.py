@@ -1,0 +1,1 @@
+"""Tensors on disk: one file of them, those that a few numbers make, and a module's under their names."""

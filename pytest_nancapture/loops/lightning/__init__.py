@@ -1,0 +1,1 @@
+"""Lightning, as ``lightning.pytorch`` or ``pytorch_lightning``."""

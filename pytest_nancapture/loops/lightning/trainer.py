@@ -1,0 +1,116 @@
+"""A one-device Trainer that shows user code what the training one showed it, and writes nothing."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from pytest_nancapture.bundle.manifest import TrainerRecord
+from pytest_nancapture.loops.lightning.silence import silent_logger
+
+_NEVER = 2**31 - 1
+
+
+def build_trainer(
+    module: Any,
+    record: TrainerRecord,
+    device: torch.device,
+    callback: Any,
+    folder: str,
+    overrides: dict[str, Any],
+) -> Any:
+    """The Trainer, from the same Lightning package as `module`.
+
+    Args:
+        folder: an empty one, for what user code writes below ``trainer.default_root_dir``.
+        overrides: arguments of the user's, which win.
+    """
+    package = framework_of(module)
+    plugins = importlib.import_module(f"{package}.plugins.precision")
+    arguments: dict[str, Any] = {
+        "accelerator": device.type,
+        "devices": 1 if device.type == "cpu" else [device.index or 0],
+        "max_epochs": record.max_epochs,
+        "max_steps": record.max_steps,
+        "accumulate_grad_batches": record.accumulate_grad_batches,
+        "gradient_clip_val": record.gradient_clip_val,
+        "gradient_clip_algorithm": record.gradient_clip_algorithm,
+        "limit_val_batches": 0,
+        "num_sanity_val_steps": 0,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "use_distributed_sampler": False,
+        "default_root_dir": folder,
+        "logger": silent_logger(package, folder) if record.logger else False,
+    }
+    if record.precision == "16-mixed":
+        # At scale 1: what is not finite then is no overflow of the scaler's making.
+        scaler = torch.amp.GradScaler(device.type, init_scale=1.0, growth_interval=_NEVER)
+        arguments["plugins"] = [plugins.MixedPrecision("16-mixed", device.type, scaler=scaler)]
+    else:
+        arguments["precision"] = record.precision
+    if any(isinstance(plugin, plugins.Precision) for plugin in _listed(overrides.get("plugins"))):
+        arguments.pop("precision", None)
+    if "precision" in overrides:
+        arguments.pop("plugins", None)
+    callbacks = [callback, *_listed(overrides.get("callbacks"))]
+    return importlib.import_module(package).Trainer(**{**arguments, **overrides, "callbacks": callbacks})
+
+
+def framework_of(module: Any) -> str:
+    """``lightning.pytorch`` or ``pytorch_lightning``, whichever the module's class comes from."""
+    base = [kind for kind in type(module).__mro__ if kind.__name__ == "LightningModule"][-1]
+    return base.__module__.partition(".core")[0]
+
+
+class WindowLoader:
+    """Yields the captured micro-batches, and sets Lightning's counters to theirs as it does.
+
+    Only then do they stay: the epoch loop resets them after ``on_train_epoch_start``.
+    """
+
+    def __init__(self, batches: Sequence[tuple[int, Any]], record: TrainerRecord) -> None:
+        """`batches`: index in the epoch and the batch, already on the device."""
+        self._batches = batches
+        self._record = record
+        self._position = 0
+        self.trainer: Any = None
+
+    def __len__(self) -> int:
+        if self._record.num_training_batches is not None:
+            return self._record.num_training_batches
+        return len(self._batches) + (not self._record.last_batch)
+
+    def __iter__(self) -> Iterator[Any]:
+        # An epoch that ends within the window asks for a new iterator, and goes on where the last one was.
+        while self._position < len(self._batches):
+            batch_idx, batch = self._batches[self._position]
+            progress = self.trainer.fit_loop.epoch_loop.batch_progress
+            _set(progress.current, batch_idx)
+            _set(progress.total, self._record.total_batch_idx + self._position)
+            self._position += 1
+            yield batch
+
+
+def set_counters(trainer: Any, record: TrainerRecord) -> None:
+    """Epoch and global step, before fit."""
+    for progress in (trainer.fit_loop.epoch_progress.current, trainer.fit_loop.epoch_progress.total):
+        _set(progress, record.epoch)
+    loop = trainer.fit_loop.epoch_loop
+    _set(loop.automatic_optimization.optim_progress.optimizer.step.total, record.global_step)
+    _set(loop.manual_optimization.optim_step_progress.total, record.global_step)
+    loop._batches_that_stepped = record.global_step
+
+
+def _listed(value: Any) -> list[Any]:
+    """What the Trainer takes as None, as one thing or as a list of them."""
+    return [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _set(tracker: Any, count: int) -> None:
+    for name in vars(tracker):
+        setattr(tracker, name, count)

@@ -1,0 +1,1 @@
+"""What one training step is, whatever runs it: its state, the look at it, what was found."""

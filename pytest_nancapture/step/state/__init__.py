@@ -1,0 +1,1 @@
+"""The state of a step: taken at the instant, put back, compared, written."""

@@ -1,0 +1,194 @@
+"""Keeps what a bundle would need: each window from its instant on, and weights from before something moves them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_nancapture.bundle.tensors.names import parameters
+from pytest_nancapture.loops.lightning.wrappers import is_inherited
+from pytest_nancapture.step.check import fingerprint
+from pytest_nancapture.step.state.instant import AttributeWatch, CopyOnWrite, KeptBatch, Weights, Window, copy_of
+from pytest_nancapture.step.state.inventory import Inventory, can_be_kept, is_rare
+from pytest_nancapture.step.state.pool import Pool
+from pytest_nancapture.step.state.snapshots import Snapshots
+
+_FINGERPRINTED = 2
+"""So many first windows take fingerprints of all weights: a write through ``.data`` leaves the version as it was."""
+
+
+class Keeper:
+    """Opens windows and fills them.
+
+    A step must not cost a copy of the weights, so weights are kept only where they may move between the instant and the
+    look at the gradients: under the module's own ``on_train_batch_start`` (copied as they are written), in the step
+    itself (a teacher's average; found in the first windows and by version counters, then kept before each step), and in
+    updates that further looks of the same step follow (kept before the update).
+
+    Attributes:
+        window: the one that is open, or closed by the last optimizer step; None before the first.
+    """
+
+    def __init__(self, trainer: Any, module: Any, inventory: Inventory) -> None:
+        self.window: Window | None = None
+        self.attributes = AttributeWatch(module)
+        self.hyperparameters = [_hyperparameters(optimizer.param_groups) for optimizer in trainer.optimizers]
+        self._trainer = trainer
+        self._module = module
+        self._own_start_hook = not is_inherited(module, "on_train_batch_start")
+        self._zeroes = module.automatic_optimization and is_inherited(module, "optimizer_zero_grad")
+        self._inventory = inventory
+        self._pool = Pool()
+        self._snapshots = Snapshots(inventory, self._pool)
+        self._closed: list[Window] = []
+        self._moving: set[str] = set()
+        self._fingerprints: dict[str, Tensor] = {}
+        self._windows = 0
+        self._most_steps = 0
+
+    def keep_batch(self, batch: Any, batch_idx: int) -> Any:
+        """Keep a micro-batch, in a new window if the last was closed.
+
+        Returns:
+            A context manager to run the module's own ``on_train_batch_start`` under, or None where it has none.
+        """
+        if self.window is None or self.window.stepped or self._starts_anew(batch_idx):
+            self._open()
+        assert self.window is not None
+        self.window.last_batch = bool(self._trainer.fit_loop.epoch_loop.batch_progress.is_last_batch)
+        self.window.batches.append(KeptBatch.keep(batch, batch_idx, self._module.device, self._pool.copies))
+        return CopyOnWrite(self._module, self.window.tensors) if self._own_start_hook else None
+
+    def drop_batch(self) -> None:
+        """The last micro-batch was not trained on: the module's own ``on_train_batch_start`` ended the epoch."""
+        assert self.window is not None
+        self.window.batches.pop()
+
+    def _starts_anew(self, batch_idx: int) -> bool:
+        """Whether Lightning drops the gradients that there are, as after an epoch that ended early."""
+        return bool(self._zeroes and batch_idx % self._trainer.accumulate_grad_batches == 0)
+
+    def keep_before_update(self, optimizer: Any) -> None:
+        """Keep weights and state of an optimizer before it steps, if the window may see another look after it."""
+        window = self.window
+        assert window is not None
+        one_look = self._module.automatic_optimization or window.optimizer_steps >= self._most_steps > 0
+        if one_look and not window.reevaluates:
+            return
+        position = self._trainer.optimizers.index(optimizer)
+        if position not in window.states:
+            ours = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            for name, parameter in parameters(self._module):
+                if id(parameter) in ours:
+                    window.tensors.setdefault(name, copy_of(parameter))
+            window.states[position] = copy.deepcopy(optimizer.state_dict())
+
+    def keep_all(self) -> None:
+        """Keep all weights and all optimizers' states."""
+        window = self.window
+        assert window is not None
+        for name, parameter in parameters(self._module):
+            window.tensors.setdefault(name, copy_of(parameter))
+        for position, optimizer in enumerate(self._trainer.optimizers):
+            window.states.setdefault(position, copy.deepcopy(optimizer.state_dict()))
+
+    def learn(self) -> None:
+        """Before the window's first update: which weights has the step itself moved?"""
+        window = self.window
+        assert window is not None
+        if self._fingerprints:
+            now = self._inventory.parameters(self._fingerprints)
+            before = self._fingerprints.items()
+            self._moving |= {name for name, value in before if name in now and bool(fingerprint(now[name]) != value)}
+            self._fingerprints = {}
+        if is_rare(self._windows):
+            self._moving |= moved(window)
+
+    def whose_weights(self, window: Window) -> str:
+        """Who is to blame for weights that were not finite at the instant, a sentence."""
+        if window.number == 1:
+            return "the weights were not finite when training began: the initialisation or the checkpoint is to blame"
+        step = window.counters["global_step"] - 1
+        return (
+            f"the weights were not finite before the step began: the update of step {step} is to blame; capture that "
+            "with NaNCapture(optimizer_history=True)"
+        )
+
+    def _open(self) -> None:
+        trainer = self._trainer
+        if self.window is not None:
+            self._most_steps = max(self._most_steps, self.window.optimizer_steps)
+            self._closed.append(self.window)
+        free = [window for window in self._closed if not window.held]
+        self._closed = [window for window in self._closed if window.held]
+        kept = [tensors for window in free for tensors in (window.tensors, *(b.tensors for b in window.batches))]
+        self._snapshots.give_back(tensor for tensors in kept for tensor in tensors.values())
+        self._windows += 1
+        inventory = self._inventory
+        if is_rare(self._windows):
+            inventory.refresh()
+        weights = Weights(inventory.names, inventory.weights, inventory.versions())
+        if self._windows <= _FINGERPRINTED:
+            self._fingerprints = fingerprints(weights)
+        self.window = Window(
+            number=self._windows,
+            tensors=self._snapshots.take(inventory.parameters(self._moving), by_value=is_rare(self._windows)),
+            attributes=self.attributes.keep(),
+            eval_mode=inventory.eval_mode(),
+            frozen=inventory.frozen(),
+            counters={
+                "global_step": trainer.global_step,
+                "epoch": trainer.current_epoch,
+                "total_batch_idx": trainer.fit_loop.epoch_loop.total_batch_idx,
+            },
+            weights=weights,
+            reevaluates=any(reevaluates(optimizer) for optimizer in trainer.optimizers),
+        )
+
+
+def moved(window: Window) -> set[str]:
+    """Weights that were written since the instant and before any update, without having been kept."""
+    names, parameters, versions = window.weights
+    pairs = zip(names, parameters, versions, strict=True)
+    changed: dict[int, str] = {}  # a tied one goes by its first name
+    for name, parameter, version in pairs:
+        if parameter._version != version:
+            changed.setdefault(id(parameter), name)
+    return {name for name in changed.values() if name not in window.tensors}
+
+
+def fingerprints(weights: Weights) -> dict[str, Tensor]:
+    """Of every parameter, left on its device."""
+    pairs = zip(weights.names, weights.parameters, strict=True)
+    return {name: fingerprint(parameter) for name, parameter in pairs if can_be_kept(parameter)}
+
+
+def constant_hyperparameters(first: list[dict[str, Any]], groups: list[dict[str, Any]]) -> tuple[tuple[str, ...], ...]:
+    """Per parameter group, the names of those that have not changed.
+
+    Args:
+        first: as they were when fit began.
+        groups: as they are now.
+    """
+    return tuple(
+        tuple(sorted(name for name, value in before.items() if name in now and _is_same(value, now[name])))
+        for before, now in zip(first, groups, strict=False)
+    )
+
+
+def _hyperparameters(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [copy.deepcopy({name: value for name, value in group.items() if name != "params"}) for group in groups]
+
+
+def _is_same(before: Any, now: Any) -> bool:
+    if isinstance(before, Tensor) or isinstance(now, Tensor):
+        return isinstance(before, Tensor) and isinstance(now, Tensor) and torch.equal(before, now)
+    return type(before) is type(now) and bool(before == now)
+
+
+def reevaluates(optimizer: Any) -> bool:
+    """Whether the optimizer calls its closure several times a step, and so moves the weights before the last look."""
+    return isinstance(optimizer, torch.optim.LBFGS)

@@ -1,0 +1,118 @@
+"""Leave no trace: everything that rerunning a step may touch is saved before and put back after."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pytest_nancapture.bundle import rng
+from pytest_nancapture.bundle.tensors.file import is_expanded
+from pytest_nancapture.bundle.tensors.names import unique_parameters
+from pytest_nancapture.step.state.inventory import can_be_kept
+from pytest_nancapture.step.state.memory import Memory
+
+_TENSOR_HOMES = ("_parameters", "_buffers", "_modules")
+
+
+@contextmanager
+def preserved(trainer: Any, module: nn.Module, *, updates: bool) -> Iterator[None]:
+    """Put module, gradients, random states and the Trainer's counters back on leaving.
+
+    Args:
+        updates: whether optimizers will step, so that their states have to be saved too.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(rng.preserved())
+        for saved in (_parameters(module), _gradients(module), _counters(trainer)):
+            stack.callback(saved)
+        memory = Memory([trainer, *module.modules(), *module.parameters(), *module.buffers()])
+        for submodule in module.modules():
+            stack.callback(_attributes(submodule, memory))
+            stack.callback(_buffers(submodule))
+        stack.callback(memory.put_back)
+        if updates:
+            for optimizer in trainer.optimizers:
+                stack.callback(optimizer.load_state_dict, copy.deepcopy(optimizer.state_dict()))
+        yield
+
+
+def _parameters(module: nn.Module) -> Callable[[], None]:
+    """Values go to the host meanwhile: a second copy of the weights may not fit on the device."""
+    saved = [(p, p._version, p.requires_grad, p.detach().to("cpu", copy=True)) for _, p in unique_parameters(module)]
+
+    def restore() -> None:
+        for parameter, version, requires_grad, value in saved:
+            parameter.requires_grad_(requires_grad)
+            if parameter._version != version or not _same(parameter, value):
+                parameter.data.copy_(value)
+
+    return restore
+
+
+def _same(parameter: Tensor, value: Tensor) -> bool:
+    now = parameter.detach().cpu()
+    if now.layout is not torch.strided:
+        return False
+    return torch.equal(now.contiguous().reshape(-1).view(torch.uint8), value.contiguous().reshape(-1).view(torch.uint8))
+
+
+def _gradients(module: nn.Module) -> Callable[[], None]:
+    saved = [(parameter, parameter.grad) for _, parameter in unique_parameters(module)]
+    for parameter, _ in saved:
+        parameter.grad = None
+
+    def restore() -> None:
+        for parameter, gradient in saved:
+            parameter.grad = gradient
+
+    return restore
+
+
+def _counters(trainer: Any) -> Callable[[], None]:
+    loop = trainer.fit_loop.epoch_loop
+    homes = [(loop, "batch_progress"), (loop.automatic_optimization, "optim_progress")]
+    homes.append((loop.manual_optimization, "optim_step_progress"))
+    saved = [(owner, name, copy.deepcopy(getattr(owner, name))) for owner, name in homes]
+    others = [(trainer, name, getattr(trainer, name)) for name in ("profiler", "should_stop", "callbacks", "loggers")]
+
+    def restore() -> None:
+        for owner, name, value in [*saved, *others]:
+            setattr(owner, name, value)
+
+    return restore
+
+
+def _buffers(module: nn.Module) -> Callable[[], None]:
+    # Into an expanded one nothing can have been written.
+    saved = [
+        (name, b, None if b is None or is_expanded(b) or not can_be_kept(b) else b.detach().clone())
+        for name, b in module._buffers.items()
+    ]
+
+    def restore() -> None:
+        for name in module._buffers.keys() - {name for name, _, _ in saved}:
+            del module._buffers[name]
+        for name, buffer, value in saved:
+            module._buffers[name] = buffer
+            if buffer is not None and value is not None:
+                buffer.data.copy_(value)
+
+    return restore
+
+
+def _attributes(module: nn.Module, memory: Memory) -> Callable[[], None]:
+    saved = {name: value for name, value in vars(module).items() if name not in _TENSOR_HOMES}
+    for value in saved.values():
+        memory.remember(value)
+
+    def restore() -> None:
+        for name in vars(module).keys() - saved.keys() - set(_TENSOR_HOMES):
+            del vars(module)[name]
+        vars(module).update(saved)
+
+    return restore

@@ -1,0 +1,88 @@
+"""What lies in attributes is put back in place, whatever holds it."""
+
+from collections import Counter, OrderedDict, defaultdict, deque
+
+import numpy as np
+import pytest
+import torch
+
+from pytest_nancapture.step.state.memory import Memory
+
+
+class Loud(dict):
+    """Its own methods must not run."""
+
+    def clear(self):
+        raise AssertionError
+
+    def update(self, *args):
+        raise AssertionError
+
+
+def change(value):
+    """Change a container in place, all of it."""
+    if isinstance(value, dict):
+        dict.pop(value, next(iter(value))) if not isinstance(value, OrderedDict) else value.popitem()
+        value["new"] = 1
+    elif isinstance(value, set):
+        value.add("new")
+    else:
+        value.append(1)
+        value[0] = 1
+
+
+CONTAINERS = [
+    [5, 6],
+    {"a": 5, "b": 6},
+    OrderedDict(b=5, a=6),
+    defaultdict(list, a=[5]),
+    Counter("aab"),
+    Loud(a=5),
+    {"a", "b"},
+    deque([5, 6], maxlen=3),
+    bytearray(b"ab"),
+]
+
+
+@pytest.mark.parametrize("value", CONTAINERS, ids=lambda value: type(value).__name__)
+def test_a_container_holds_again_what_it_held(value):
+    """In its order, and it is the same container still."""
+    before = repr(value)
+    memory = Memory([])
+    memory.remember({"deep": [(value,)]})
+    change(value)
+    assert repr(value) != before
+    memory.put_back()
+    assert repr(value) == before
+    change(value)
+
+
+class Slow:
+    def __init__(self):
+        self.count, self.inner = 0, [torch.zeros(2), np.zeros(2)]
+
+
+def test_objects_tensors_and_arrays_are_put_back():
+    """In place: others may hold them too."""
+    thing, memory = Slow(), Memory([])
+    tensor, array = thing.inner
+    memory.remember(thing)
+    thing.count, thing.late = 1, 2
+    tensor += 1
+    array += 1
+    thing.inner = []
+    memory.put_back()
+    assert (thing.count, hasattr(thing, "late")) == (0, False)
+    assert (thing.inner[0] is tensor, thing.inner[1] is array) == (True, True)
+    assert (tensor.tolist(), array.tolist()) == ([0.0, 0.0], [0.0, 0.0])
+
+
+def test_what_somebody_else_puts_back_is_let_be():
+    """Nor is anything looked at that holds itself twice."""
+    known, loop = torch.zeros(2), []
+    loop.append(loop)
+    memory = Memory([known])
+    memory.remember([known, loop])
+    known += 1
+    memory.put_back()
+    assert known.tolist() == [1.0, 1.0]
