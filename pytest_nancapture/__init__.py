@@ -10,9 +10,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# Bound at once, though it is light: the function has its room's name, and the later of the two would win.
-from pytest_nancapture.replay import replay
-
 if TYPE_CHECKING:
     from pytest_nancapture.bundle.bundle import Bundle as Bundle
     from pytest_nancapture.bundle.bundle import find_bundles as find_bundles
@@ -20,6 +17,7 @@ if TYPE_CHECKING:
     from pytest_nancapture.errors import NancaptureError as NancaptureError
     from pytest_nancapture.errors import NonFiniteError as NonFiniteError
     from pytest_nancapture.loops.lightning.callback import NaNCapture as NaNCapture
+    from pytest_nancapture.replay import replay as replay
     from pytest_nancapture.replay.result import ReplayResult as ReplayResult
 
 __version__ = "0.1.0"
@@ -38,6 +36,8 @@ __all__ = ["__version__", "replay", *sorted(_HOMES)]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "replay":  # the room can be called, and importing it has bound its name here
+        return import_module(f"{__name__}.replay")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

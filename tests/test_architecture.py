@@ -6,20 +6,20 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "pytest_nancapture"
-ROOMS = ("errors", "bundle", "step", "diagnose", "capture", "loops", "replay", "shrink", "plugin", "cli")
-MAY_IMPORT = {
-    "__init__": {"errors", "bundle", "diagnose", "loops", "replay"},
-    "errors": set(),
-    "bundle": {"errors"},
-    "step": {"errors", "bundle", "loops"},
-    "diagnose": {"errors", "bundle", "step"},
-    "capture": {"errors", "bundle", "step", "diagnose", "loops"},
-    "loops": {"errors", "bundle", "step", "diagnose", "capture", "replay"},
-    "replay": {"errors", "bundle", "step", "diagnose", "loops"},
-    "shrink": {"errors", "bundle", "step", "replay", "diagnose"},
-    "plugin": {"errors", "bundle", "replay", "diagnose", "__init__"},
-    "cli": {"errors", "bundle", "replay", "diagnose", "shrink", "__init__"},
-}
+ORDER = (
+    {"errors"},
+    {"bundle"},
+    {"step"},
+    {"diagnose"},
+    {"capture"},
+    {"loops"},
+    {"replay"},
+    {"shrink", "report", "plugin", "__init__"},
+    {"cli"},
+)
+"""A room imports only from itself and from rooms of an earlier row."""
+ROOMS = set().union(*ORDER)
+LOOPS = {"lightning", "pytorch_lightning", "lightning_fabric", "transformers", "accelerate"}
 START_UP = [
     *PACKAGE.glob("*.py"),
     *(PACKAGE / "plugin").glob("*.py"),
@@ -41,8 +41,18 @@ START_UP = [
 HEAVY = {"torch", "lightning", "pytorch_lightning", "numpy", "safetensors"}
 
 
+MODULES = sorted(PACKAGE.rglob("*.py"))
+EACH_MODULE = pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+
+
 def room_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def before(room: str) -> set[str]:
+    """The rooms that `room` may import from, itself among them."""
+    row = next(i for i, rooms in enumerate(ORDER) if room in rooms)
+    return {room}.union(*ORDER[:row])
 
 
 def imported(nodes) -> set[str]:
@@ -55,23 +65,94 @@ def imported(nodes) -> set[str]:
     return names
 
 
+def all_imported(source: str) -> set[str]:
+    """Whatever is imported anywhere: at the top, in a function, under TYPE_CHECKING."""
+    return imported(ast.walk(ast.parse(source)))
+
+
 def rooms_imported(source: str) -> set[str]:
     """Rooms named in any import of `source`; a name straight from the door counts as the door."""
-    paths = [name.split(".") for name in imported(ast.walk(ast.parse(source)))]
+    paths = [name.split(".") for name in all_imported(source)]
     second = {path[1] if len(path) > 1 else "" for path in paths if path[0] == "pytest_nancapture"}
     return {name if name in ROOMS else "__init__" for name in second if name}
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+@EACH_MODULE
 def test_a_room_imports_only_what_lies_before_it(path):
-    """Data flows one way: capture -> bundle -> replay -> diagnose / shrink -> plugin, cli."""
+    """errors < bundle < step < diagnose < capture < loops < replay < shrink, report, plugin < cli."""
     room = room_of(path)
-    assert rooms_imported(path.read_text()) - {room} - MAY_IMPORT[room] == set()
+    rooms = rooms_imported(path.read_text())
+    if room != "__init__":  # whose names are resolved when they are asked for
+        assert rooms - before(room) == set()
 
 
-def test_the_check_of_imports_can_fail():
-    """A capture that reached for the command line would be seen."""
-    assert rooms_imported("from pytest_nancapture.cli import main") - MAY_IMPORT["capture"] == {"cli"}
+@pytest.mark.parametrize(
+    ("room", "source"),
+    [
+        ("capture", "from pytest_nancapture.cli import main"),
+        ("step", "def late():\n    from pytest_nancapture.loops.lightning import callback"),
+        ("diagnose", "if TYPE_CHECKING:\n    from pytest_nancapture.replay.result import ReplayResult"),
+        ("plugin", "import pytest_nancapture.shrink.search"),
+        ("bundle", "from pytest_nancapture import replay"),
+    ],
+)
+def test_the_check_of_imports_can_fail(room, source):
+    """An upward import is seen at the top, in a function, for types, sideways, and through the door."""
+    assert rooms_imported(source) - before(room) != set()
+
+
+def test_no_modules_import_each_other():
+    """Nor in a circle of several, whatever the kind of import."""
+    assert circles({module_of(path): path.read_text() for path in MODULES if path.parent != PACKAGE}) == []
+
+
+def test_the_search_for_circles_can_fail():
+    """Two modules, one of which imports the other for its types only, are one."""
+    pair = {
+        "p.a": "def late():\n    from p import b",
+        "p.b": "if TYPE_CHECKING:\n    from p.a import late",
+        "p.c": "import p.a",
+    }
+    assert circles(pair) == ["p.a -> p.b -> p.a"]
+
+
+def module_of(path: Path) -> str:
+    name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+    return name.removesuffix(".__init__")
+
+
+def circles(sources: dict[str, str]) -> list[str]:
+    """Shortest circles of imports, each told once, from its first module in the alphabet."""
+    graph = {name: sorted(all_imported(source) & sources.keys() - {name}) for name, source in sources.items()}
+    found = set()
+    for start in graph:
+        ways = [[start]]
+        seen = set()
+        while ways:
+            way = ways.pop(0)
+            for following in graph[way[-1]]:
+                if following == start and start == min(way):
+                    found.add(" -> ".join([*way, start]))
+                    ways.clear()
+                    break
+                if following not in seen:
+                    seen.add(following)
+                    ways.append([*way, following])
+    return sorted(found)
+
+
+@EACH_MODULE
+def test_only_the_rooms_of_loops_name_a_training_library(path):
+    """A second loop adds a folder, and touches nothing else."""
+    names = {name.partition(".")[0] for name in all_imported(path.read_text())}
+    assert room_of(path) == "loops" or names & LOOPS == set()
+
+
+def test_no_room_is_crowded():
+    """At most a dozen modules side by side, besides the door of the room, and none over 400 lines."""
+    crowded = {folder: len(list(folder.glob("[!_]*.py"))) for folder in {path.parent for path in MODULES}}
+    assert {folder: count for folder, count in crowded.items() if count > 12} == {}
+    assert [path for path in MODULES if len(path.read_text().splitlines()) > 400] == []
 
 
 @pytest.mark.parametrize("path", START_UP, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -81,7 +162,7 @@ def test_no_module_on_the_start_up_path_imports_anything_heavy(path):
     assert {name.partition(".")[0] for name in imported(top)} & HEAVY == set()
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+@EACH_MODULE
 def test_nothing_runs_what_a_bundle_brings(path):
     """No pickle, no eval, no exec, no torch.load: a bundle is data."""
     tree = ast.parse(path.read_text())

@@ -1,5 +1,6 @@
 """The package's door: names, laziness, and what they cost."""
 
+import inspect
 import json
 import subprocess
 import sys
@@ -42,7 +43,22 @@ def test_an_unknown_name_is_an_attribute_error():
         pytest_nancapture.nonsense  # noqa: B018
 
 
-def test_replay_is_the_function_whatever_was_imported_before():
-    """The room of the same name does not take its place."""
-    statement = "import pytest_nancapture.replay.result; from pytest_nancapture import replay; assert callable(replay)"
-    assert heavy_modules_after(statement) == []
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import pytest_nancapture.replay.result; from pytest_nancapture import replay",
+        "from pytest_nancapture import replay; import pytest_nancapture.replay.result",
+        "from pytest_nancapture.replay import replay; import pytest_nancapture.replay.result",
+    ],
+)
+def test_replay_is_the_function_and_the_room(statement):
+    """Whatever was imported before: it can be called, and its modules are found in it."""
+    look = "; assert callable(replay); assert pytest_nancapture.replay.result.ReplayResult"
+    assert heavy_modules_after(statement + look) == []
+
+
+def test_replay_shows_what_it_takes():
+    """As a function would."""
+    assert str(inspect.signature(pytest_nancapture.replay)).startswith(
+        "(bundle: 'str | PathLike[str] | Bundle', *, module"
+    )

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 from pytest_nancapture.bundle.manifest import Reproduced
-from pytest_nancapture.capture.ranks import Ranks
-from pytest_nancapture.loops.lightning.rerun import Outcome
+from pytest_nancapture.capture.rerun import Outcome
+from pytest_nancapture.diagnose.culprit import Culprit
 from pytest_nancapture.step.finding import Finding
-
-if TYPE_CHECKING:
-    from pytest_nancapture.diagnose.culprit import Culprit
-
-log = logging.getLogger("pytest_nancapture")
+from pytest_nancapture.step.run import Run
 
 
 class Share(IntEnum):
@@ -56,7 +50,7 @@ class Decision:
 
 def decide(
     finding: Finding,
-    ranks: Ranks,
+    run: Run,
     *,
     scaled: bool,
     batches: int,
@@ -68,6 +62,7 @@ def decide(
 
     Args:
         finding: what this rank saw.
+        run: that all ranks take part in.
         scaled: whether gradients were scaled, so that an overflow is routine.
         batches: micro-batches in the window.
         confirm: how many reruns were asked for; at least one is made where only that can decide.
@@ -77,13 +72,13 @@ def decide(
     Returns:
         None where there was no fault.
     """
-    undecided = is_late or ranks.count > 1 or (scaled and not finding.bad_losses) or finding.found_in == ("loss",)
+    undecided = is_late or run.world_size > 1 or (scaled and not finding.bad_losses) or finding.found_in == ("loss",)
     outcomes = [rerun() for _ in range(max(confirm, int(undecided)))]
     done = [outcome for outcome in outcomes if outcome is not None]
     seen = [outcome for outcome in done if outcome.failed]
     if is_late and seen:
         finding = seen[0].finding
-    shares = ranks.gather(_share(finding, done, seen, scaled=scaled, alone=ranks.count == 1))
+    shares = run.gather(_share(finding, done, seen, scaled=scaled, alone=run.world_size == 1))
     blamed = [rank for rank, share in enumerate(shares) if share == Share.GUILTY]
     if not blamed:
         unproven = [rank for rank, share in enumerate(shares) if share == Share.UNPROVEN]
@@ -99,7 +94,7 @@ def decide(
         finding=finding,
         guilty=next(iter([*finding.bad_losses, *positions, batches - 1])),
         reproduced=Reproduced(runs=len(seen), of=len(done)) if confirm else Reproduced(),
-        seconds=max(outcome.seconds for outcome in done) if done and (seen or ranks.count > 1) else None,
+        seconds=max(outcome.seconds for outcome in done) if done and (seen or run.world_size > 1) else None,
     )
 
 

@@ -9,17 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_nancapture.loops.lightning.rerun import parameters_of
-from pytest_nancapture.loops.lightning.wrappers import is_inherited
 from pytest_nancapture.step.check import fingerprint
-from pytest_nancapture.step.state.instant import Window
+from pytest_nancapture.step.engine import parameters_of
+from pytest_nancapture.step.run import Run
 from pytest_nancapture.step.state.inventory import is_rare
+from pytest_nancapture.step.state.window import Window
 
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 _DEVICES = frozenset({"cuda"})
 """Where the host runs ahead of the device and fused kernels take ``found_inf``; a CPU has nothing to wait for."""
-_MENDING_HOOKS = ("on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
-_OWN_HOOKS = (*_MENDING_HOOKS, "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping", "backward")
 _LEARNING = 2
 """So many first windows are looked at at once: do only updates write into the weights?"""
 
@@ -76,21 +74,20 @@ class Deferral:
         look: the one that is awaited.
     """
 
-    def __init__(self, trainer: Any, module: Any, *, history: bool) -> None:
+    def __init__(self, run: Run, *, history: bool) -> None:
         """`history`: weights are kept and looked at after each update, which waits anyway."""
         self.look: Look | None = None
         self._after: list[int] = []
         self._bits: Tensor | None = None
         self.is_possible = (
-            trainer.world_size == 1
-            and module.device.type in _DEVICES
-            and all(parameter.device == module.device for parameter in module.parameters())
-            and module.automatic_optimization
+            run.world_size == 1
+            and run.device.type in _DEVICES
+            and all(parameter.device == run.device for parameter in run.module.parameters())
+            and run.updates_once
             and not history
-            and getattr(trainer.precision_plugin, "scaler", None) is None
-            and all(map(skips_on_device, trainer.optimizers))
-            and _leaves(module, (*_OWN_HOOKS, "on_train_batch_end"))
-            and all(_leaves(callback, _MENDING_HOOKS) for callback in trainer.callbacks)
+            and run.scaler is None
+            and all(map(skips_on_device, run.optimizers))
+            and run.mends_nothing
         )
 
     def may_wait(self, window: Window, optimizer: Any, flags: list[Tensor]) -> bool:
@@ -160,8 +157,3 @@ def _has_begun(optimizer: Any) -> bool:
 
 def _bits(parameters: Iterable[Tensor]) -> Tensor:
     return torch.stack([fingerprint(parameter) for parameter in parameters])
-
-
-def _leaves(owner: Any, hooks: Iterable[str]) -> bool:
-    """Whether these hooks are Lightning's own, which mend nothing."""
-    return all(is_inherited(owner, name) and name not in vars(owner) for name in hooks)

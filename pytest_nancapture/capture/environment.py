@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,22 @@ import torch
 
 from pytest_nancapture.bundle.manifest import CodeRecord
 
-_PACKAGES = ("torch", "lightning", "pytorch-lightning", "numpy", "safetensors", "pytest-nancapture")
+_PACKAGES = ("torch", "numpy", "safetensors", "pytest-nancapture")
 _GIT_SECONDS = 10
 
 
-def environment(device: torch.device) -> dict[str, Any]:
-    """Versions, platform and device of this process, as JSON-ready values."""
+def environment(device: torch.device, distributions: Iterable[str]) -> dict[str, Any]:
+    """Versions, platform and device of this process, as JSON-ready values.
+
+    Args:
+        distributions: the training loop's, whose versions are told too.
+    """
     found: dict[str, Any] = {
         "device": str(device),
         "device_name": platform.processor() or platform.machine(),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "versions": {name: version for name in _PACKAGES if (version := _version(name))},
+        "versions": {name: version for name in (*_PACKAGES, *distributions) if (version := _version(name))},
     }
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -34,12 +39,6 @@ def environment(device: torch.device) -> dict[str, Any]:
         found["versions"]["cuda"] = str(torch.version.cuda)
         found["versions"]["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
     return found
-
-
-def package_of(trainer: Any) -> str:
-    """``lightning.pytorch`` or ``pytorch_lightning``, whichever the Trainer or its base comes from."""
-    base = [kind for kind in type(trainer).__mro__ if kind.__name__ == "Trainer"][-1]
-    return base.__module__.partition(".trainer")[0]
 
 
 def code_of(module: Any) -> CodeRecord:

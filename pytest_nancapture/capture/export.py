@@ -19,20 +19,20 @@ from pytest_nancapture.bundle.manifest import (
     OptimizerRecord,
     Reproduced,
     RngRecord,
-    TrainerRecord,
 )
 from pytest_nancapture.bundle.numerics import numeric_settings
 from pytest_nancapture.bundle.tensors.file import unwritable
 from pytest_nancapture.bundle.tensors.names import buffers, parameters, submodules, volatile_buffers
 from pytest_nancapture.bundle.values.encode import Encoder
 from pytest_nancapture.bundle.write import write_bundle
-from pytest_nancapture.capture.environment import code_of, environment, package_of
+from pytest_nancapture.capture.environment import code_of, environment
 from pytest_nancapture.capture.recipe import Recipe
 from pytest_nancapture.errors import UnwritableValueError
 from pytest_nancapture.step.buffers import BufferWatch
 from pytest_nancapture.step.finding import Finding
-from pytest_nancapture.step.state.instant import Window
+from pytest_nancapture.step.run import Run
 from pytest_nancapture.step.state.keeper import constant_hyperparameters
+from pytest_nancapture.step.state.window import Window
 
 if TYPE_CHECKING:
     from pytest_nancapture.diagnose.culprit import Culprit
@@ -51,8 +51,7 @@ class Capture:
         hyperparameters: of each optimizer's parameter groups, when fit began.
     """
 
-    trainer: Any
-    module: Any
+    run: Run
     window: Window
     recipe: Recipe
     finding: Finding
@@ -73,7 +72,7 @@ class Capture:
             UnwritableValueError: a micro-batch, or a tensor of the module, has no form on disk.
             OSError: the folder cannot be written.
         """
-        for name, tensor in (*parameters(self.module), *buffers(self.module)):
+        for name, tensor in (*parameters(self.run.module), *buffers(self.run.module)):
             problem = unwritable(tensor)
             if problem:
                 raise UnwritableValueError(name, problem, "keep it outside of the module's parameters and buffers")
@@ -82,7 +81,7 @@ class Capture:
                 raise batch.problem
         encoder = Encoder(prefix="attribute/")
         record, attribute_tensors = self._module_record(encoder), encoder.tensors
-        states = Encoder(prefix="optimizer/", device=self.module.device)
+        states = Encoder(prefix="optimizer/", device=self.run.device)
         optimizer = None
         if self.optimizer_states is not None:
             trees = [states.encode(state, str(i)) for i, state in enumerate(self.optimizer_states)]
@@ -93,20 +92,20 @@ class Capture:
         manifest = Manifest(
             fault=fault,
             module=record,
-            trainer=self._trainer_record(),
+            trainer=self.run.describe(self.window, self.target),
             numerics=numeric_settings(),
             rng=RngRecord(instants=tuple(entry for entry, _ in rng)),
             batch=BatchRecord(
                 window=tuple(MicroBatch(batch_idx=b.batch_idx, tree=b.tree) for b in self.window.batches)
             ),
             files={},
-            code=code_of(self.module),
-            environment=environment(self.module.device),
+            code=code_of(self.run.module),
+            environment=environment(self.run.device, self.run.distributions),
             optimizer=optimizer,
         )
         return write_bundle(
             dirpath,
-            f"step-{fault.global_step:06d}-rank-{self.trainer.global_rank}",
+            f"step-{fault.global_step:06d}-rank-{self.run.rank}",
             manifest,
             weights={**self._weights(), **self.recipe.tensors, **attribute_tensors},
             batch={name: tensor for batch in self.window.batches for name, tensor in batch.tensors.items()},
@@ -116,11 +115,11 @@ class Capture:
 
     def _weights(self) -> dict[str, Tensor]:
         """As of the instant: copies where the step changes them, else the live ones."""
-        code_made = volatile_buffers(self.module)
-        live = {name: tensor.detach() for name, tensor in parameters(self.module)}
+        code_made = volatile_buffers(self.run.module)
+        live = {name: tensor.detach() for name, tensor in parameters(self.run.module)}
         live.update(
             (name, buffer)
-            for name, buffer in buffers(self.module)
+            for name, buffer in buffers(self.run.module)
             if name in self.window.tensors  # else the step has made it
             and (name not in code_made or self.buffers.first.get(name) != (id(buffer), buffer._version))
         )
@@ -145,7 +144,7 @@ class Capture:
         )
 
     def _module_record(self, encoder: Encoder) -> ModuleRecord:
-        recipe, modules = self.recipe, list(submodules(self.module))
+        recipe, modules = self.recipe, list(submodules(self.run.module))
         attributes: dict[str, dict[str, Any]] = {}
         for (path, name), value in sorted(self.attributes.items()):
             attributes.setdefault(path, {})[name] = encoder.encode(value, f"{path}.{name}")
@@ -166,35 +165,11 @@ class Capture:
         )
 
     def _resized(self) -> tuple[str, ...]:
-        names = (name for name, _ in buffers(self.module) if name in self.window.tensors)
+        names = (name for name, _ in buffers(self.run.module) if name in self.window.tensors)
         return tuple(sorted(n for n in names if self.window.tensors[n].shape != self.buffers.shapes.get(n)))
 
     def _is_synchronized(self, module: torch.nn.Module) -> bool:
-        return self.trainer.world_size > 1 and isinstance(module, torch.nn.SyncBatchNorm)
-
-    def _trainer_record(self) -> TrainerRecord:
-        trainer, counters = self.trainer, self.window.counters
-        batches = trainer.num_training_batches
-        return TrainerRecord(
-            framework=package_of(trainer),
-            precision=str(trainer.precision),
-            accumulate_grad_batches=trainer.accumulate_grad_batches,
-            automatic_optimization=self.module.automatic_optimization,
-            global_step=counters["global_step"],
-            epoch=counters["epoch"],
-            total_batch_idx=counters["total_batch_idx"],
-            num_training_batches=int(batches) if batches != float("inf") else None,
-            last_batch=self.window.last_batch,
-            guilty_step=self.target,
-            max_epochs=trainer.max_epochs,
-            max_steps=trainer.max_steps,
-            gradient_clip_val=trainer.gradient_clip_val,
-            gradient_clip_algorithm=trainer.gradient_clip_algorithm and str(trainer.gradient_clip_algorithm.value),
-            logger=trainer.logger is not None,
-            strategy=type(trainer.strategy).__name__,
-            world_size=trainer.world_size,
-            rank=trainer.global_rank,
-        )
+        return self.run.world_size > 1 and isinstance(module, torch.nn.SyncBatchNorm)
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pytest_nancapture.bundle.paths import shown
-from pytest_nancapture.capture.ranks import Ranks
 from pytest_nancapture.errors import NonFiniteError
+from pytest_nancapture.step.run import Run
 
 log = logging.getLogger("pytest_nancapture")
 
@@ -37,9 +37,8 @@ class Captured:
 class Reaction:
     """Does what the user asked for, once a fault was captured."""
 
-    def __init__(self, trainer: Any, ranks: Ranks, on_capture: OnCapture) -> None:
-        self._trainer = trainer
-        self._ranks = ranks
+    def __init__(self, run: Run, on_capture: OnCapture) -> None:
+        self._run = run
         self._on_capture = on_capture
         self._owed: Captured | None = None
         self._raised: NonFiniteError | None = None
@@ -60,7 +59,7 @@ class Reaction:
             NonFiniteError: there is one, and the run is to end by it.
         """
         owed, self._owed = self._owed, None
-        steps = self._ranks.gather(0 if owed is None else owed.step + 1)
+        steps = self._run.gather(0 if owed is None else owed.step + 1)
         blamed = tuple(rank for rank, step in enumerate(steps) if step)
         if blamed:
             nothing = Captured(step=max(steps) - 1, blamed=blamed, summary="", path=None, dropped=False)
@@ -81,10 +80,10 @@ class Reaction:
         Raises:
             NonFiniteError: under ``raise``.
         """
-        is_mine = self._ranks.mine in captured.blamed
+        is_mine = self._run.rank in captured.blamed
         blamed = ", ".join(map(str, captured.blamed))
-        if self._ranks.mine == 0 and not is_mine:
-            log.warning("%snancapture: step %d: not finite on rank %s", new_line(self._trainer), captured.step, blamed)
+        if self._run.rank == 0 and not is_mine:
+            log.warning("%snancapture: step %d: not finite on rank %s", self._run.line_start, captured.step, blamed)
         if self._on_capture == "raise":
             where = f"bundle {shown(captured.path)}" if captured.path else "no bundle was written"
             self._raised = NonFiniteError(
@@ -96,16 +95,8 @@ class Reaction:
             )
             raise self._raised
         if self._on_capture == "stop":
-            self._trainer.should_stop = True
-            # Lightning goes on until these are met, and the run cannot get better by it.
-            self._trainer.fit_loop.min_epochs = 0
-            self._trainer.fit_loop.epoch_loop.min_steps = None
-        if self._ranks.mine == 0:
+            self._run.stop()
+        if self._run.rank == 0:
             skipped = "step dropped" if captured.dropped else "buffers put back"
             words = {"stop": "stopping the run", "skip": f"{skipped}, training goes on"}[self._on_capture]
             log.warning("nancapture: %s (on_capture=%r)", words, self._on_capture)
-
-
-def new_line(trainer: Any) -> str:
-    """What begins a message: a progress bar leaves the cursor in the middle of its line."""
-    return "\n" if trainer.progress_bar_callback is not None else ""

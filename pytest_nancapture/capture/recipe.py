@@ -14,10 +14,22 @@ from pytest_nancapture.bundle.values.encode import Encoder
 from pytest_nancapture.bundle.values.references import Reference, refer
 from pytest_nancapture.errors import CaptureError, UnwritableValueError
 
-_REMEDY = (
-    "give NaNCapture(factory='package.module:function') a function that builds the module, or leave it out with "
-    "self.save_hyperparameters(ignore=[...]) if the constructor has a default"
-)
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """A constructor's arguments, as far as the training loop knows them.
+
+    Attributes:
+        values: by name.
+        door: what the user gave `factory` to, such as ``NaNCapture``.
+        if_unwritable: what to do about one that has no form on disk.
+        if_missing: what is wrong with one that is not among them, and what to do about it.
+    """
+
+    values: Mapping[str, Any]
+    door: str
+    if_unwritable: str
+    if_missing: str
 
 
 @dataclass
@@ -39,7 +51,7 @@ class Recipe:
     problems: list[str] = field(default_factory=list)
 
 
-def recipe_of(module: nn.Module, factory: str | None) -> Recipe:
+def recipe_of(module: nn.Module, factory: str | None, arguments: Arguments) -> Recipe:
     """The recipe of `module`; what is missing is among its problems, so that it can be told before training.
 
     Raises:
@@ -48,62 +60,46 @@ def recipe_of(module: nn.Module, factory: str | None) -> Recipe:
     kind = type(module)
     recipe = Recipe(Reference(f"{kind.__module__}:{kind.__qualname__}"))
     if factory is not None:
-        recipe.factory = _factory(factory)
+        recipe.factory = _factory(factory, arguments.door)
     try:
         recipe.target = refer(kind)
     except ValueError as error:
         recipe.problems.append(f"the module's class cannot be found again: {error}")
-    accepted = _parameters(kind)
-    given = _hyperparameters(module, accepted)
-    encoder = Encoder(prefix="argument/", remedy=_REMEDY)
-    for name, value in given.items():
+    encoder = Encoder(prefix="argument/", remedy=arguments.if_unwritable)
+    for name, value in arguments.values.items():
         try:
             recipe.arguments[name] = encoder.encode(value, name)
         except UnwritableValueError as error:
             recipe.problems.append(f"argument {error.where} of {kind.__qualname__}: {error.problem}; {error.remedy}")
     recipe.tensors = {name: tensor.detach().clone() for name, tensor in encoder.tensors.items()}
-    for name, parameter in accepted.items():
-        if parameter.default is parameter.empty and name not in given:
-            recipe.problems.append(
-                f"argument {name!r} of {kind.__qualname__} is not among its hparams; call self.save_hyperparameters() "
-                "in __init__, or give NaNCapture(factory='package.module:function') a function that builds the module"
-            )
+    for name, parameter in constructor_parameters(kind).items():
+        if parameter.default is parameter.empty and name not in arguments.values:
+            recipe.problems.append(f"argument {name!r} of {kind.__qualname__} {arguments.if_missing}")
     if recipe.factory is not None:
         recipe.problems.clear()
     return recipe
 
 
-def _factory(factory: str) -> Reference:
+def _factory(factory: str, door: str) -> Reference:
     module, colon, name = factory.partition(":")
     if not colon:
-        raise CaptureError(f"NaNCapture(factory=...): expected 'package.module:function', came {factory!r}")
+        raise CaptureError(f"{door}(factory=...): expected 'package.module:function', came {factory!r}")
     try:
         found = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
-        raise CaptureError(f"NaNCapture(factory={factory!r}): {error}") from error
+        raise CaptureError(f"{door}(factory={factory!r}): {error}") from error
     if not callable(found):
-        raise CaptureError(f"NaNCapture(factory={factory!r}): expected a function, came {found!r:.80}")
+        raise CaptureError(f"{door}(factory={factory!r}): expected a function, came {found!r:.80}")
     try:
         return Reference(factory, refer(found).file)
     except ValueError:
         return Reference(factory)
 
 
-def _parameters(kind: type) -> dict[str, inspect.Parameter]:
+def constructor_parameters(kind: type) -> dict[str, inspect.Parameter]:
     """Of the constructor, by name, without ``self``, ``*args`` and ``**kwargs``."""
     signature = inspect.signature(kind.__init__)  # type: ignore[misc]
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return {name: p for name, p in list(signature.parameters.items())[1:] if p.kind not in variable}
-
-
-def _hyperparameters(module: Any, accepted: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
-    """The saved arguments that the constructor takes, or the one argument that held them all."""
-    saved = dict(getattr(module, "hparams_initial", {}))
-    whole = getattr(module, "_hparams_name", None)
-    if saved and whole in accepted:
-        return {str(whole): module.hparams_initial}
-    kinds = {p.kind for p in inspect.signature(type(module).__init__).parameters.values()}
-    takes_any = inspect.Parameter.VAR_KEYWORD in kinds
-    return {name: value for name, value in saved.items() if name in accepted or takes_any}

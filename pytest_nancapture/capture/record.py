@@ -12,13 +12,14 @@ from torch import Tensor
 from pytest_nancapture.bundle.tensors.names import unique_parameters
 from pytest_nancapture.capture.decide import Decision
 from pytest_nancapture.capture.export import Capture
-from pytest_nancapture.capture.react import Captured, new_line
+from pytest_nancapture.capture.react import Captured
 from pytest_nancapture.capture.recipe import Recipe
-from pytest_nancapture.capture.retention import Shelf
+from pytest_nancapture.capture.retention import Retention
 from pytest_nancapture.step.buffers import BufferWatch
 from pytest_nancapture.step.check import is_finite
-from pytest_nancapture.step.state.instant import Window
+from pytest_nancapture.step.run import Run
 from pytest_nancapture.step.state.keeper import Keeper, moved
+from pytest_nancapture.step.state.window import Window
 
 if TYPE_CHECKING:
     from pytest_nancapture.diagnose.culprit import Culprit
@@ -29,18 +30,16 @@ log = logging.getLogger("pytest_nancapture")
 class Recorder:
     """Records faults of one run."""
 
-    def __init__(
-        self, trainer: Any, module: Any, recipe: Recipe, keeper: Keeper, buffers: BufferWatch, shelf: Shelf
-    ) -> None:
-        self._trainer = trainer
-        self._module = module
+    def __init__(self, run: Run, recipe: Recipe, keeper: Keeper, buffers: BufferWatch, retention: Retention) -> None:
+        self._run = run
+        self._module = run.module
         self._recipe = recipe
         self._keeper = keeper
         self._buffers = buffers
-        self._shelf = shelf
+        self._retention = retention
 
     def write(self, window: Window, target: int, decision: Decision) -> Path | None:
-        """Say what was found, and put the bundle on the shelf.
+        """Say what was found, and put the bundle among those of the run.
 
         Args:
             target: which optimizer step of the window is the guilty one.
@@ -52,9 +51,7 @@ class Recorder:
         bad_before = self.bad_before(window)
         if bad_before and not finding.weights:
             finding = dataclasses.replace(finding, weights=bad_before)
-        log.warning(
-            "%snancapture: step %d: %s", new_line(self._trainer), window.counters["global_step"], finding.summary
-        )
+        log.warning("%snancapture: step %d: %s", self._run.line_start, window.counters["global_step"], finding.summary)
         if decision.culprit is not None:
             log.warning("nancapture: culprit  %s", culprit_line(decision.culprit))
         if bad_before and finding.weights == bad_before:
@@ -62,11 +59,10 @@ class Recorder:
         states: list[Any] | None = None
         if window.states and (target or window.reevaluates or finding.weights):
             # An optimizer that has not stepped in this window is still as it was.
-            live = enumerate(self._trainer.optimizers)
+            live = enumerate(self._run.optimizers)
             states = [window.states.get(position) or optimizer.state_dict() for position, optimizer in live]
         capture = Capture(
-            trainer=self._trainer,
-            module=self._module,
+            run=self._run,
             window=window,
             recipe=self._recipe,
             finding=finding,
@@ -80,7 +76,7 @@ class Recorder:
             optimizer_states=states,
             hyperparameters=self._keeper.hyperparameters,
         )
-        return self._shelf.put(capture)
+        return self._retention.put(capture)
 
     def bad_before(self, window: Window) -> tuple[str, ...]:
         """Weights that were not finite at the instant."""

@@ -20,7 +20,7 @@ from pytest_nancapture.errors import NancaptureError
 log = logging.getLogger("pytest_nancapture")
 
 
-class Shelf:
+class Retention:
     """Writes at most `limit` bundles a run: the newest faults that differ; one seen again is counted in its bundle."""
 
     def __init__(self, dirpath: Path, limit: int) -> None:

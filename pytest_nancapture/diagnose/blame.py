@@ -14,7 +14,7 @@ from pytest_nancapture.bundle.values.references import repository_root
 from pytest_nancapture.diagnose.culprit import Culprit, Phase
 from pytest_nancapture.diagnose.source import Source
 from pytest_nancapture.diagnose.trace import GivenValue, Link, Record, Trace
-from pytest_nancapture.step.finding import Finding
+from pytest_nancapture.step.finding import Finding, surfaces_in
 
 Origin = Record | GivenValue
 _CHAIN = 6
@@ -62,6 +62,11 @@ def blame(trace: Trace, symptoms: Iterable[Tensor], phase: Phase) -> Culprit | N
         # Only what the code wrote on purpose: the line where it came out is the one that should have masked it.
         return _culprit(max(placed, key=_index), phase, root, named=False)
     return None
+
+
+def culprit_of(trace: Trace, module: nn.Module, finding: Finding, losses: Sequence[Sequence[Tensor]]) -> Culprit | None:
+    """The culprit of what was found in a step that was traced, while losses and gradients are still there."""
+    return blame(trace, symptoms(module, finding, losses), surfaces_in(finding))
 
 
 @dataclass

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from os import PathLike
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule
+    from torch import nn
 
     from pytest_nancapture.bundle.bundle import Bundle
     from pytest_nancapture.replay.hooks import ReplayHooks
@@ -16,12 +19,12 @@ if TYPE_CHECKING:
 def replay(
     bundle: str | PathLike[str] | Bundle,
     *,
-    module: LightningModule | None = None,
+    module: nn.Module | None = None,
     device: str = "auto",
     trace: bool = False,
     hooks: ReplayHooks | None = None,
 ) -> ReplayResult:
-    """Run the captured step once more, with today's code, in a one-device Trainer.
+    """Run the captured step once more, with today's code, in a one-device run of its training loop.
 
     Nothing is trained: the update is not made (only bundles that carry the optimizer's state make it, on the replay's
     own copy of the weights), no file is written, and random states, numeric settings and threads are put back.
@@ -43,3 +46,18 @@ def replay(
     from pytest_nancapture.replay.run import run_replay
 
     return run_replay(bundle, module=module, device=device, trace=trace, hooks=hooks)
+
+
+class _Room(ModuleType):
+    """The room can be called like its function, since both have one name in the package above.
+
+    So ``from pytest_nancapture import replay`` and ``import pytest_nancapture.replay.run`` get along, in any order.
+    """
+
+    __signature__ = inspect.signature(replay)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> ReplayResult:
+        return replay(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Room

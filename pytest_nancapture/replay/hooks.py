@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule
+    from torch import nn
 
     from pytest_nancapture.bundle.bundle import Bundle
 
@@ -22,6 +22,6 @@ class ReplayHooks:
         trainer_kwargs: arguments for the replay's Trainer, over those the bundle asks for.
     """
 
-    module: Callable[[Bundle], LightningModule | None] | None = None
+    module: Callable[[Bundle], nn.Module | None] | None = None
     batch: Callable[[Bundle, Any], Any | None] | None = None
     trainer_kwargs: Callable[[Bundle], dict[str, Any] | None] | None = None

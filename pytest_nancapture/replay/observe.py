@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,13 +16,12 @@ from pytest_nancapture.bundle.manifest import BATCH
 from pytest_nancapture.bundle.tensors.file import stored_values
 from pytest_nancapture.bundle.tensors.names import buffers, parameters, unique_parameters
 from pytest_nancapture.bundle.values.references import repository_root
+from pytest_nancapture.diagnose.blame import relative_file
 from pytest_nancapture.replay.hooks import ReplayHooks
 from pytest_nancapture.replay.result import ReplayResult
 from pytest_nancapture.replay.run import Replay, Source, traceless
 from pytest_nancapture.step.check import is_finite
-
-if TYPE_CHECKING:
-    from pytest_nancapture.step.finding import Finding
+from pytest_nancapture.step.finding import Finding
 
 _ROUNDING = 1e-5
 
@@ -56,8 +54,6 @@ def observe(bundle: Bundle, source: Source, device: torch.device) -> Observed:
         source: of the tensors.
         device: to run on.
     """
-    from pytest_nancapture.diagnose.blame import relative_file
-
     start = time.perf_counter()
     batch = source(BATCH, bundle.manifest.batch.layouts, "cpu")
     spares = all(_has_good_entry(tensor) for tensor in batch.values() if not is_finite(tensor))
@@ -90,10 +86,10 @@ def gradients_when_healed(bundle: Bundle, source: Source, device: torch.device) 
     with traceless() as folder:
         run = Replay(bundle, device, ReplayHooks(), folder, source)
         run.run(None, heals=True)
-    finding, player = run.finding, run.player
-    if finding is None or finding.found_in or player is None:
+    finding = run.finding
+    if finding is None or finding.found_in:
         return None
-    gradients = {name: p.grad for name, p in unique_parameters(player.module) if name in finding.gradients.nonzero}
+    gradients = {name: p.grad for name, p in unique_parameters(run.stepped) if name in finding.gradients.nonzero}
     sizes = {name: stored_values(grad).abs().max().item() for name, grad in gradients.items() if grad is not None}
     largest = max(sizes.values(), default=0.0)
     return tuple(name for name, size in sizes.items() if size > _ROUNDING * largest)

@@ -27,6 +27,7 @@ from pytest_nancapture.bundle.text import some
 from pytest_nancapture.bundle.values.decode import Decoder
 from pytest_nancapture.bundle.values.references import Resolver, repository_root
 from pytest_nancapture.errors import MismatchError, RebuildError
+from pytest_nancapture.loops.loop import Loop
 from pytest_nancapture.replay.script import load_script
 
 _HELP = (
@@ -47,7 +48,7 @@ def resolver_for(bundle: Bundle) -> Resolver:
     return Resolver(tuple(dict.fromkeys(places)), load_script)
 
 
-def build_module(record: ModuleRecord, decoder: Decoder, resolver: Resolver) -> Any:
+def build_module(record: ModuleRecord, decoder: Decoder, resolver: Resolver, loop: Loop) -> Any:
     """Call the factory if there is one, else the class with its captured arguments.
 
     Raises:
@@ -61,7 +62,7 @@ def build_module(record: ModuleRecord, decoder: Decoder, resolver: Resolver) -> 
         build = resolver.resolve(record.target, record.file)
         if not (isinstance(build, type) and issubclass(build, nn.Module)):
             raise RebuildError(f"target {record.target}: expected a subclass of torch.nn.Module, came {build!r:.80}")
-        _check_class(build, f"target {record.target}")
+        loop.check_class(build, f"target {record.target}")
         arguments = {name: decoder.decode(value) for name, value in record.arguments.items()}
     try:
         module = build(**arguments)
@@ -71,22 +72,8 @@ def build_module(record: ModuleRecord, decoder: Decoder, resolver: Resolver) -> 
             f"{record.factory or record.target}({', '.join(arguments)}) failed with {type(error).__name__}: {error}"
             f"{lacking}"
         ) from error
-    check_module(module, record.factory or record.target)
+    loop.check_class(type(module), record.factory or record.target)
     return module
-
-
-def check_module(module: Any, source: str) -> None:
-    """Refuse what a Trainer cannot run.
-
-    Raises:
-        RebuildError: it is no LightningModule.
-    """
-    _check_class(type(module), source)
-
-
-def _check_class(kind: type, source: str) -> None:
-    if not any(base.__name__ == "LightningModule" for base in kind.__mro__):
-        raise RebuildError(f"{source}: expected a LightningModule, came {kind.__qualname__}")
 
 
 def _check_factory(name: str, factory: Any) -> None:
@@ -148,6 +135,22 @@ def other_dtypes(module: nn.Module, captured: Mapping[str, Tensor]) -> str:
         return ""
     before, after = (str(tensors[other[0]].dtype).removeprefix("torch.") for tensors in (captured, now))
     return f"weights are of another dtype than at capture ({before}, now {after}): {some(other)}"
+
+
+def bring_to_the_instant(
+    module: nn.Module, record: ModuleRecord, captured: Mapping[str, Tensor], decoder: Decoder
+) -> None:
+    """Everything that the bundle holds of the module's state; no gradients yet.
+
+    Raises:
+        MismatchError: see :func:`load_tensors`.
+        RebuildError: see :func:`set_state`.
+    """
+    initial = record.initial.all_names() if record.initial is not None else ()
+    load_tensors(module, captured, record.resized, initial)
+    set_state(module, record, decoder)
+    for parameter in module.parameters():
+        parameter.grad = None
 
 
 def set_state(module: nn.Module, record: ModuleRecord, decoder: Decoder) -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
-import logging
 import os
 import sys
 import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,37 +26,22 @@ from pytest_nancapture.bundle.tensors.file import read_tensors
 from pytest_nancapture.bundle.tensors.names import submodules
 from pytest_nancapture.bundle.text import some
 from pytest_nancapture.bundle.values.decode import Decoder
-from pytest_nancapture.diagnose.culprit import Culprit
+from pytest_nancapture.diagnose.blame import culprit_of
 from pytest_nancapture.diagnose.given import given_fault
+from pytest_nancapture.diagnose.source import package_folder
+from pytest_nancapture.diagnose.trace import Trace, traced
 from pytest_nancapture.errors import BundleDamagedError, MismatchError, RebuildError
-from pytest_nancapture.loops.lightning.player import Finished, Player
-from pytest_nancapture.loops.lightning.trainer import WindowLoader, build_trainer, framework_of, set_counters
+from pytest_nancapture.loops.loop import Loop, Scene, loop_named
 from pytest_nancapture.replay.device import choose_device
 from pytest_nancapture.replay.hooks import ReplayHooks
-from pytest_nancapture.replay.rebuild import build_module, check_module, materialize, other_dtypes, resolver_for
+from pytest_nancapture.replay.rebuild import bring_to_the_instant, build_module, materialize, other_dtypes, resolver_for
 from pytest_nancapture.replay.result import ReplayResult, Verdict
 from pytest_nancapture.replay.verdict import judge
-from pytest_nancapture.step.finding import surfaces_in
+from pytest_nancapture.step.engine import Engine
+from pytest_nancapture.step.finding import Finding
 
-if TYPE_CHECKING:
-    from pytest_nancapture.diagnose.trace import Trace
-    from pytest_nancapture.step.finding import Finding
-
-_PACKAGES = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
-_NOISY = (*_PACKAGES, *(f"{package}.utilities.rank_zero" for package in _PACKAGES))
-"""Loggers that tell of hardware and more that is about training runs; importing Lightning sets the first ones."""
 _ARGUMENTS = ("argument/", "attribute/")
 """What begins the names of tensors in ``weights.safetensors`` that are no weights."""
-
-
-_STAND_INS: dict[str, Callable[..., Any]] = {
-    "prepare_data": lambda _: None,
-    "configure_callbacks": lambda _: [],
-    "on_before_batch_transfer": lambda _, batch, *__: batch,
-    "transfer_batch_to_device": lambda _, batch, *__: batch,
-    "on_after_batch_transfer": lambda _, batch, *__: batch,
-}
-"""For hooks that would fetch data, bring callbacks that write files, or move a batch that is in place already."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +94,7 @@ class Replay:
 
     Attributes:
         finding: what the step was seen to do; None until it ran, or where it did not come to its end.
-        player: that ran it.
+        stepped: the module that ran it, as it was left.
         trace: of the operations, if one was asked for.
     """
 
@@ -121,7 +105,7 @@ class Replay:
         self._bundle = bundle
         self._content = content = _read(bundle, device, source or stored_in(bundle.path))
         self.finding: Finding | None = None
-        self.player: Player | None = None
+        self.stepped: Any = None
         self.trace: Trace | None = None
         self._device = device
         self._hooks = hooks
@@ -137,8 +121,8 @@ class Replay:
             given = given_fault(blamed, self._content.batch)
             step = self.module(module)
             if trace or heals:
-                self.trace = _new_trace(step, self._content.batch, heals=heals)
-            player = self._play(step, compiled=compiled)
+                self.trace = Trace(step, self._content.batch, package_folder(step), heals=heals)
+            engine = self._play(step, compiled=compiled)
         except MismatchError as error:
             return self._without_verdict("mismatch", str(error), notes)
         except RebuildError as error:
@@ -146,21 +130,21 @@ class Replay:
         except Exception as error:  # whatever the user's code raises is the verdict, not our failure
             reason = f"the step raised {type(error).__name__}: {error}"
             return self._without_verdict("error", reason, notes, _user_traceback(error))
-        self.finding, self.player = player.finding, player
-        finding = player.finding
+        finding = self.finding = engine.finding
+        self.stepped = step
         if finding is None:
             return self._without_verdict("error", "training ended before the captured step was over", notes)
-        notes = (*notes, *filter(None, [other_dtypes(player.module, self._content.weights), self._other_draws(player)]))
+        notes = (*notes, *filter(None, [other_dtypes(step, self._content.weights), self._other_draws(engine)]))
         window = [batch.batch_idx for batch in manifest.batch.window]
         guilty = window.index(manifest.fault.batch_idx) if manifest.fault.batch_idx in window else len(window) - 1
         found = judge(finding, manifest.fault, guilty, given)
         culprit = found.culprit
-        if player.trace is not None and culprit is not None:
-            culprit = _blame(player, finding) or culprit
+        if self.trace is not None and culprit is not None:
+            culprit = culprit_of(self.trace, step, finding, engine.losses) or culprit
             if given is not None and culprit.phase == given.phase:
                 # Explained by its values, of which the trace knows nothing.
                 culprit = given
-        losses = [loss.double().sum().item() for losses in player.losses for loss in losses]
+        losses = [loss.double().sum().item() for losses in engine.losses for loss in losses]
         return {
             "verdict": found.verdict,
             "loss": sum(losses) if losses else None,
@@ -174,46 +158,58 @@ class Replay:
         """The one given, or one built, its weights yet to be loaded.
 
         Raises:
-            RebuildError: it cannot be built, or a Trainer cannot run it.
+            RebuildError: it cannot be built, or the loop cannot run it.
         """
         # Whoever builds it does so in the captured default dtype.
         numerics.apply(self._bundle.manifest.numerics)
         initial = self._bundle.manifest.module.initial
         if initial is not None:
             rng.RandomStates.seeded(initial.seed).restore()
-        if module is None and self._hooks.module is not None:
-            module = self._hooks.module(self._bundle)
-        if module is None:
-            module = build_module(self._bundle.manifest.module, self._decoder, self._resolver)
-            materialize(module, self._content.weights)
-            return module
-        check_module(module, "the module given")
+        with self._loop.quiet():
+            if module is None and self._hooks.module is not None:
+                module = self._hooks.module(self._bundle)
+            if module is None:
+                module = build_module(self._bundle.manifest.module, self._decoder, self._resolver, self._loop)
+                materialize(module, self._content.weights)
+                return module
+        self._loop.check_class(type(module), "the module given")
         return module
 
-    def _play(self, module: Any, *, compiled: bool) -> Player:
+    @property
+    def _loop(self) -> Loop:
+        return loop_named(self._bundle.manifest.trainer.framework)
+
+    def _play(self, module: Any, *, compiled: bool) -> Engine:
         manifest = self._bundle.manifest
-        batches = [(batch.batch_idx, self._batch(batch.tree)) for batch in manifest.batch.window]
         states = None
         if manifest.optimizer is not None:
             states = [self._decoder.decode(state) for state in manifest.optimizer.states]
-        player = Player(manifest, module, self._content.weights, self._content.rng, self._decoder, states)
-        player.trace = self.trace
-        overrides = (self._hooks.trainer_kwargs and self._hooks.trainer_kwargs(self._bundle)) or {}
-        callback = _callback(framework_of(module), player)
-        trainer = build_trainer(module, manifest.trainer, self._device, callback, self._folder, overrides)
-        numerics.apply(manifest.numerics)
-        set_counters(trainer, manifest.trainer)
-        loader = WindowLoader(batches, manifest.trainer)
-        loader.trainer = trainer
-        fitted = _compile(module, manifest.module.compiled) if compiled else module
-        for name, stand_in in _STAND_INS.items():
-            player.wraps.put(module, name, stand_in)
-        try:
-            with suppress(Finished), _traced(player.trace):
-                trainer.fit(fitted, train_dataloaders=loader)
-        finally:
-            player.wraps.take_off()
-        return player
+        engine = Engine(
+            module=module,
+            restore=partial(bring_to_the_instant, module, manifest.module, self._content.weights, self._decoder),
+            device=self._device,
+            target=manifest.trainer.guilty_step,
+            judges_all=True,
+            # The fault showed only after the update, in buffers that hooks write or in the weights.
+            goes_on=states is not None or not {"loss", "gradients"} & set(manifest.fault.found_in),
+            trace=self.trace,
+        )
+        scene = Scene(
+            manifest=manifest,
+            module=module,
+            fitted=_compile(module, manifest.module.compiled) if compiled else module,
+            batches=[(batch.batch_idx, self._batch(batch.tree)) for batch in manifest.batch.window],
+            rng=self._content.rng,
+            tensors=self._content.batch,
+            states=states,
+            engine=engine,
+            device=self._device,
+            folder=self._folder,
+            overrides=(self._hooks.trainer_kwargs and self._hooks.trainer_kwargs(self._bundle)) or {},
+        )
+        with self._loop.quiet(), traced(self.trace):
+            self._loop.play(scene)
+        return engine
 
     def _batch(self, tree: Any) -> Any:
         batch = self._decoder.decode(tree)
@@ -240,11 +236,11 @@ class Replay:
             notes.append("the step had changed weights before they could be copied")
         return tuple(notes)
 
-    def _other_draws(self, player: Player) -> str:
+    def _other_draws(self, engine: Engine) -> str:
         """What another torch may mean for this step: operations may make other numbers of the same generator."""
         versions = self._bundle.manifest.environment.get("versions")
         captured = str(versions.get("torch", "")) if isinstance(versions, dict) else ""
-        if not player.draws or not captured or captured.split(".")[:2] == torch.__version__.split(".")[:2]:
+        if not engine.draws or not captured or captured.split(".")[:2] == torch.__version__.split(".")[:2]:
             return ""
         return (
             f"captured with torch {captured}, replayed with {torch.__version__}, and the step draws random numbers: "
@@ -281,18 +277,13 @@ def _read(bundle: Bundle, device: torch.device, source: Source) -> _Content:
 
 @contextmanager
 def traceless() -> Iterator[str]:
-    """Yields an empty folder; random states, numeric settings, paths, log levels and filters are put back."""
-    loggers = [(logging.getLogger(name), logging.getLogger(name).level) for name in _NOISY]
+    """Yields an empty folder; random states, numeric settings, paths and filters are put back."""
     path, here, grad = list(sys.path), Path.cwd(), torch.is_grad_enabled()
     with ExitStack() as stack:
         stack.enter_context(rng.preserved())
         stack.enter_context(numerics.preserved())
         stack.enter_context(warnings.catch_warnings())
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="nancapture-", ignore_cleanup_errors=True))
-        for logger, _ in loggers:
-            logger.setLevel(logging.ERROR)
-        # What Lightning says about loaders, workers and loggers is about a training run, and this is none.
-        warnings.filterwarnings("ignore", module=r"(pytorch_)?lightning(_fabric)?\b")
         torch.set_grad_enabled(True)
         try:
             yield folder
@@ -300,28 +291,6 @@ def traceless() -> Iterator[str]:
             torch.set_grad_enabled(grad)
             sys.path[:] = path
             os.chdir(here)
-            for logger, level in loggers:
-                logger.setLevel(level)
-
-
-def _new_trace(module: Any, batch: Mapping[str, Tensor], *, heals: bool) -> Trace:
-    from pytest_nancapture.diagnose.source import package_folder
-    from pytest_nancapture.diagnose.trace import Trace
-
-    return Trace(module, batch, package_folder(module), heals=heals)
-
-
-def _traced(trace: Trace | None) -> AbstractContextManager[None]:
-    from pytest_nancapture.diagnose.trace import traced
-
-    return traced(trace)
-
-
-def _blame(player: Player, finding: Finding) -> Culprit | None:
-    from pytest_nancapture.diagnose.blame import blame, symptoms
-
-    assert player.trace is not None
-    return blame(player.trace, symptoms(player.module, finding, player.losses), surfaces_in(finding))
 
 
 def _compile(module: Any, names: tuple[str, ...]) -> Any:
@@ -331,14 +300,6 @@ def _compile(module: Any, names: tuple[str, ...]) -> Any:
         if name and name in modules and getattr(modules[name], "_compiled_call_impl", None) is None:
             modules[name].compile()
     return torch.compile(module) if "" in names else module
-
-
-def _callback(package: str, player: Player) -> Any:
-    class Replay(importlib.import_module(package).Callback):  # type: ignore[misc]
-        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            player.on_train_start(trainer)
-
-    return Replay()
 
 
 def _user_traceback(error: Exception) -> str:

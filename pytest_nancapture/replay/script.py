@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
 
 from pytest_nancapture.errors import RebuildError
+from pytest_nancapture.loops.loop import WouldTrain, refusing_to_train
 
 _PREFIX = "_nancapture_script_"
-
-
-class _WouldTrain(BaseException):
-    """The script reached ``Trainer.fit``: what a replay needs of it is defined by now."""
 
 
 def load_script(path: Path) -> ModuleType:
@@ -39,9 +34,9 @@ def load_script(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        with _no_training(path), _arguments(path):
+        with refusing_to_train(path), _arguments(path):
             spec.loader.exec_module(module)
-    except _WouldTrain:
+    except WouldTrain:
         pass
     except SystemExit as error:
         del sys.modules[name]
@@ -72,22 +67,3 @@ def _arguments(path: Path) -> Iterator[None]:
         yield
     finally:
         sys.argv = before
-
-
-@contextmanager
-def _no_training(path: Path) -> Iterator[None]:
-    def refuse(*_: Any, **__: Any) -> NoReturn:
-        raise _WouldTrain
-
-    trainers = [importlib.import_module("lightning.pytorch").Trainer]
-    if "pytorch_lightning" in sys.modules or "pytorch_lightning" in path.read_text(encoding="utf-8", errors="replace"):
-        trainers.append(importlib.import_module("pytorch_lightning").Trainer)
-    entries = ("fit", "validate", "test", "predict")
-    before = [(trainer, entry, getattr(trainer, entry)) for trainer in trainers for entry in entries]
-    for trainer, entry, _ in before:
-        setattr(trainer, entry, refuse)
-    try:
-        yield
-    finally:
-        for trainer, entry, original in before:
-            setattr(trainer, entry, original)

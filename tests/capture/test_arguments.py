@@ -74,11 +74,12 @@ def rebuilt(bundle: Bundle) -> Any:
     """The module that the replay builds."""
     from pytest_nancapture.bundle.tensors.file import read_tensors
     from pytest_nancapture.bundle.values.decode import Decoder
+    from pytest_nancapture.loops.loop import loop_named
     from pytest_nancapture.replay.rebuild import build_module, resolver_for
 
     tensors = read_tensors(bundle.path / "weights.safetensors", bundle.manifest.module.layouts)
     resolver = resolver_for(bundle)
-    return build_module(bundle.manifest.module, Decoder(tensors, resolver), resolver)
+    return build_module(bundle.manifest.module, Decoder(tensors, resolver), resolver, loop_named("lightning.pytorch"))
 
 
 def test_tensors_among_the_arguments_come_back(tmp_path):

@@ -15,7 +15,8 @@ from training import Net, NormNet, batches, bundles_in, capture_one, differing, 
 
 from pytest_nancapture import NaNCapture, NonFiniteError
 from pytest_nancapture.errors import CaptureError
-from pytest_nancapture.step.state.instant import KeptBatch, Window
+from pytest_nancapture.step.state.batch import TakenBatch
+from pytest_nancapture.step.state.window import Window
 
 
 class Plain(NormNet):
@@ -315,7 +316,7 @@ def test_nothing_of_a_run_is_held_after_it(bad, tmp_path):
     """No batch and no copy of a buffer."""
     trainer = fit(NormNet(), batches(bad=bad), NaNCapture(tmp_path, on_capture="stop"))
     gc.collect()
-    assert [thing for thing in gc.get_objects() if type(thing) in (KeptBatch, Window)] == []
+    assert [thing for thing in gc.get_objects() if type(thing) in (TakenBatch, Window)] == []
     del trainer
 
 

@@ -168,7 +168,7 @@ def test_a_window_without_an_update_holds_no_more_than_one_update_needs(tmp_path
             optimizer_closure()
 
         def on_train_batch_end(self, outputs, batch, batch_idx):
-            held.append(len(capture._watch._keeper.window.batches))
+            held.append(len(capture._watch.watch._keeper.window.batches))
 
     capture = NaNCapture(tmp_path)
     fit(Now(), batches(bad=[]), capture)

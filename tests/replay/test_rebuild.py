@@ -16,7 +16,8 @@ from pytest_nancapture.bundle.manifest import ModuleRecord
 from pytest_nancapture.bundle.values.decode import Decoder
 from pytest_nancapture.bundle.values.references import Resolver
 from pytest_nancapture.errors import MismatchError, RebuildError
-from pytest_nancapture.replay.rebuild import build_module, check_module, load_tensors, resolver_for, set_state
+from pytest_nancapture.loops.loop import loop_named
+from pytest_nancapture.replay.rebuild import build_module, load_tensors, resolver_for, set_state
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,9 +28,12 @@ FACTORY_HELP = (
 CALLED: list[str] = []
 
 
+LOOP = loop_named("lightning.pytorch")
+
+
 def build(target: str = "models:Net", **fields: Any) -> Any:
     resolver = Resolver()
-    return build_module(ModuleRecord(target=target, **fields), Decoder({}, resolver), resolver)
+    return build_module(ModuleRecord(target=target, **fields), Decoder({}, resolver), resolver, LOOP)
 
 
 def not_a_module() -> Any:
@@ -175,11 +179,11 @@ def test_files_outside_of_the_repository(field: str, file: str) -> None:
     assert f"expected a source file relative to the repository, came {file!r}" == str(caught.value)
 
 
-def test_check_module() -> None:
+def test_check_class() -> None:
     """What a user's hook builds is looked at as well."""
-    check_module(models.Net(), "the module given")
+    LOOP.check_class(models.Net, "the module given")
     with pytest.raises(RebuildError) as caught:
-        check_module(nn.Linear(1, 1), "the module given")
+        LOOP.check_class(nn.Linear, "the module given")
     assert str(caught.value) == "the module given: expected a LightningModule, came Linear"
 
 

@@ -16,8 +16,10 @@ from pytest_nancapture.bundle.tensors.file import unwritable
 from pytest_nancapture.bundle.tensors.names import buffers, parameters
 from pytest_nancapture.capture.react import OnCapture
 from pytest_nancapture.capture.recipe import recipe_of
+from pytest_nancapture.capture.watch import Settings
 from pytest_nancapture.errors import CaptureError, NonFiniteError
-from pytest_nancapture.loops.lightning.watch import Settings, Watch
+from pytest_nancapture.loops.lightning.arguments import saved_arguments
+from pytest_nancapture.loops.lightning.watch import LightningWatch
 
 _SHARDED = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")
 
@@ -77,7 +79,7 @@ class NaNCapture(Callback):
             trace=bool(trace),
         )
         self._factory = factory
-        self._watch: Watch | None = None
+        self._watch: LightningWatch | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Check what a bundle of this run will lack, and begin to watch."""
@@ -89,12 +91,12 @@ class NaNCapture(Callback):
         count = sum(isinstance(callback, NaNCapture) for callback in trainer.callbacks)
         if count > 1:
             raise CaptureError(f"expected one NaNCapture in a run, came {count}: each would capture the other's reruns")
-        recipe = recipe_of(pl_module, self._factory)
+        recipe = recipe_of(pl_module, self._factory, saved_arguments(pl_module))
         for problem in recipe.problems if trainer.is_global_zero else ():
             log.warning("nancapture: bundles of this run cannot be replayed without help: %s", problem)
         for problem in _unwritable(pl_module) if trainer.is_global_zero else ():
             log.warning("nancapture: this run will write no bundle: %s", problem)
-        self._watch = Watch(trainer, pl_module, recipe, self._settings)
+        self._watch = LightningWatch(trainer, pl_module, recipe, self._settings)
         self._watch.begin()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -112,7 +114,7 @@ class NaNCapture(Callback):
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Stop watching, once all ranks know what one of them found after the last step."""
         if self._watch is not None:
-            self._watch.settle()
+            self._watch.watch.settle()
         self._end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
@@ -127,7 +129,7 @@ class NaNCapture(Callback):
 
     def _settle_look(self) -> None:
         if self._watch is not None:
-            self._watch.settle_look()
+            self._watch.watch.settle_look()
 
     def _end(self) -> None:
         if self._watch is not None:

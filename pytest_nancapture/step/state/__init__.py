@@ -1,1 +1,23 @@
-"""The state of a step: taken at the instant, put back, compared, written."""
+"""The state of a step: taken at the instant, restored, compared, written.
+
+::
+
+    what                      taken by, when                        given back by                       in the bundle
+    ----                      --------------                        -------------                       -------------
+    micro-batch, random       TakenBatch.take, at each              Engine.open, in a rerun or          batch, rng
+      states                    micro-batch's instant                 a replay
+    buffers, weights that     Snapshots.take, at the first          Window.restore_tensors, after       weights
+      a step moves              instant of a window                   a dropped step, before a rerun
+    weights under code        CopyOnWrite, as they are              the same                            weights
+      before the forward        first written
+    weights and optimizer     Keeper.take_before_update, where      the same; whoever drops the         weights,
+      states                    another look follows the update       step loads the states               optimizer
+    plain attributes, modes,  AttributeWatch.take, Inventory,       Window.restore_flags, before        module
+      requires_grad             at the first instant                  a rerun
+    all of the module         preserved, before a rerun             preserved, after it                 never
+
+A *window* is the micro-batches of one optimizer step. The :class:`Keeper` opens it and fills it; all of the above is in
+its :class:`Window`. What was taken is *compared* with the live module by version counters, fingerprints and values
+(``AttributeWatch.changed``, ``moved``), and *written* by ``capture/export.py``. An :class:`Inventory` says where a
+module keeps its tensors; a :class:`Pool` gives copies the memory of earlier ones.
+"""

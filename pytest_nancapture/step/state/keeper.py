@@ -1,4 +1,4 @@
-"""Keeps what a bundle would need: each window from its instant on, and weights from before something moves them."""
+"""Takes what a bundle would need: each window from its instant on, and weights from before something moves them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from pytest_nancapture.bundle.tensors.names import parameters
-from pytest_nancapture.loops.lightning.wrappers import is_inherited
 from pytest_nancapture.step.check import fingerprint
-from pytest_nancapture.step.state.instant import AttributeWatch, CopyOnWrite, KeptBatch, Weights, Window, copy_of
+from pytest_nancapture.step.run import Run
+from pytest_nancapture.step.state.attributes import AttributeWatch
+from pytest_nancapture.step.state.batch import TakenBatch
 from pytest_nancapture.step.state.inventory import Inventory, can_be_kept, is_rare
-from pytest_nancapture.step.state.pool import Pool
-from pytest_nancapture.step.state.snapshots import Snapshots
+from pytest_nancapture.step.state.tensors import CopyOnWrite, Pool, Snapshots, copy_of
+from pytest_nancapture.step.state.window import Weights, Window
 
 _FINGERPRINTED = 2
 """So many first windows take fingerprints of all weights: a write through ``.data`` leaves the version as it was."""
@@ -23,23 +24,21 @@ _FINGERPRINTED = 2
 class Keeper:
     """Opens windows and fills them.
 
-    A step must not cost a copy of the weights, so weights are kept only where they may move between the instant and the
-    look at the gradients: under the module's own ``on_train_batch_start`` (copied as they are written), in the step
-    itself (a teacher's average; found in the first windows and by version counters, then kept before each step), and in
-    updates that further looks of the same step follow (kept before the update).
+    A step must not cost a copy of the weights, so they are taken only where they may move between the instant and the
+    look at the gradients: under code that runs before the forward (copied as they are written), in the step itself (a
+    teacher's average; found in the first windows and by version counters, then taken before each step), and in updates
+    that further looks of the same step follow (taken before the update).
 
     Attributes:
         window: the one that is open, or closed by the last optimizer step; None before the first.
     """
 
-    def __init__(self, trainer: Any, module: Any, inventory: Inventory) -> None:
+    def __init__(self, run: Run, inventory: Inventory) -> None:
         self.window: Window | None = None
-        self.attributes = AttributeWatch(module)
-        self.hyperparameters = [_hyperparameters(optimizer.param_groups) for optimizer in trainer.optimizers]
-        self._trainer = trainer
-        self._module = module
-        self._own_start_hook = not is_inherited(module, "on_train_batch_start")
-        self._zeroes = module.automatic_optimization and is_inherited(module, "optimizer_zero_grad")
+        self.attributes = AttributeWatch(run.module, run.attributes)
+        self.hyperparameters = [_hyperparameters(optimizer.param_groups) for optimizer in run.optimizers]
+        self._run = run
+        self._module = run.module
         self._inventory = inventory
         self._pool = Pool()
         self._snapshots = Snapshots(inventory, self._pool)
@@ -49,36 +48,32 @@ class Keeper:
         self._windows = 0
         self._most_steps = 0
 
-    def keep_batch(self, batch: Any, batch_idx: int) -> Any:
-        """Keep a micro-batch, in a new window if the last was closed.
+    def take_batch(self, batch: Any, batch_idx: int) -> CopyOnWrite | None:
+        """Take a micro-batch, into a new window if the last was closed.
 
         Returns:
-            A context manager to run the module's own ``on_train_batch_start`` under, or None where it has none.
+            A context manager for what the user's code does before the forward, or None where it has none to run.
         """
-        if self.window is None or self.window.stepped or self._starts_anew(batch_idx):
+        if self.window is None or self.window.stepped or self._run.starts_anew(batch_idx):
             self._open()
         assert self.window is not None
-        self.window.last_batch = bool(self._trainer.fit_loop.epoch_loop.batch_progress.is_last_batch)
-        self.window.batches.append(KeptBatch.keep(batch, batch_idx, self._module.device, self._pool.copies))
-        return CopyOnWrite(self._module, self.window.tensors) if self._own_start_hook else None
+        self.window.last_batch = self._run.is_last_batch
+        self.window.batches.append(TakenBatch.take(batch, batch_idx, self._run.device, self._pool.copies))
+        return CopyOnWrite(self._module, self.window.tensors) if self._run.starts_with_code else None
 
     def drop_batch(self) -> None:
-        """The last micro-batch was not trained on: the module's own ``on_train_batch_start`` ended the epoch."""
+        """The last micro-batch is not trained on: the user's code ended the epoch before the forward."""
         assert self.window is not None
         self.window.batches.pop()
 
-    def _starts_anew(self, batch_idx: int) -> bool:
-        """Whether Lightning drops the gradients that there are, as after an epoch that ended early."""
-        return bool(self._zeroes and batch_idx % self._trainer.accumulate_grad_batches == 0)
-
-    def keep_before_update(self, optimizer: Any) -> None:
-        """Keep weights and state of an optimizer before it steps, if the window may see another look after it."""
+    def take_before_update(self, optimizer: Any) -> None:
+        """Take weights and state of an optimizer before it steps, if the window may see another look after it."""
         window = self.window
         assert window is not None
-        one_look = self._module.automatic_optimization or window.optimizer_steps >= self._most_steps > 0
+        one_look = self._run.updates_once or window.optimizer_steps >= self._most_steps > 0
         if one_look and not window.reevaluates:
             return
-        position = self._trainer.optimizers.index(optimizer)
+        position = self._run.optimizers.index(optimizer)
         if position not in window.states:
             ours = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
             for name, parameter in parameters(self._module):
@@ -86,13 +81,13 @@ class Keeper:
                     window.tensors.setdefault(name, copy_of(parameter))
             window.states[position] = copy.deepcopy(optimizer.state_dict())
 
-    def keep_all(self) -> None:
-        """Keep all weights and all optimizers' states."""
+    def take_all(self) -> None:
+        """Take all weights and all optimizers' states."""
         window = self.window
         assert window is not None
         for name, parameter in parameters(self._module):
             window.tensors.setdefault(name, copy_of(parameter))
-        for position, optimizer in enumerate(self._trainer.optimizers):
+        for position, optimizer in enumerate(self._run.optimizers):
             window.states.setdefault(position, copy.deepcopy(optimizer.state_dict()))
 
     def learn(self) -> None:
@@ -118,7 +113,6 @@ class Keeper:
         )
 
     def _open(self) -> None:
-        trainer = self._trainer
         if self.window is not None:
             self._most_steps = max(self._most_steps, self.window.optimizer_steps)
             self._closed.append(self.window)
@@ -136,21 +130,17 @@ class Keeper:
         self.window = Window(
             number=self._windows,
             tensors=self._snapshots.take(inventory.parameters(self._moving), by_value=is_rare(self._windows)),
-            attributes=self.attributes.keep(),
+            attributes=self.attributes.take(),
             eval_mode=inventory.eval_mode(),
             frozen=inventory.frozen(),
-            counters={
-                "global_step": trainer.global_step,
-                "epoch": trainer.current_epoch,
-                "total_batch_idx": trainer.fit_loop.epoch_loop.total_batch_idx,
-            },
+            counters=self._run.counters,
             weights=weights,
-            reevaluates=any(reevaluates(optimizer) for optimizer in trainer.optimizers),
+            reevaluates=any(reevaluates(optimizer) for optimizer in self._run.optimizers),
         )
 
 
 def moved(window: Window) -> set[str]:
-    """Weights that were written since the instant and before any update, without having been kept."""
+    """Weights that were written since the instant and before any update, without having been taken."""
     names, parameters, versions = window.weights
     pairs = zip(names, parameters, versions, strict=True)
     changed: dict[int, str] = {}  # a tied one goes by its first name

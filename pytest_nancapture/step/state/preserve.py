@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -13,30 +13,34 @@ from torch import Tensor, nn
 from pytest_nancapture.bundle import rng
 from pytest_nancapture.bundle.tensors.file import is_expanded
 from pytest_nancapture.bundle.tensors.names import unique_parameters
+from pytest_nancapture.step.state.attributes import Objects
 from pytest_nancapture.step.state.inventory import can_be_kept
-from pytest_nancapture.step.state.memory import Memory
+
+if TYPE_CHECKING:
+    from pytest_nancapture.step.run import Run
 
 _TENSOR_HOMES = ("_parameters", "_buffers", "_modules")
 
 
 @contextmanager
-def preserved(trainer: Any, module: nn.Module, *, updates: bool) -> Iterator[None]:
-    """Put module, gradients, random states and the Trainer's counters back on leaving.
+def preserved(run: Run, *, updates: bool) -> Iterator[None]:
+    """Put module, gradients and random states back on leaving.
 
     Args:
         updates: whether optimizers will step, so that their states have to be saved too.
     """
+    module = run.module
     with ExitStack() as stack:
         stack.enter_context(rng.preserved())
-        for saved in (_parameters(module), _gradients(module), _counters(trainer)):
+        for saved in (_parameters(module), _gradients(module)):
             stack.callback(saved)
-        memory = Memory([trainer, *module.modules(), *module.parameters(), *module.buffers()])
+        objects = Objects([*run.restores, *module.modules(), *module.parameters(), *module.buffers()], run.packages)
         for submodule in module.modules():
-            stack.callback(_attributes(submodule, memory))
+            stack.callback(_attributes(submodule, objects))
             stack.callback(_buffers(submodule))
-        stack.callback(memory.put_back)
+        stack.callback(objects.restore)
         if updates:
-            for optimizer in trainer.optimizers:
+            for optimizer in run.optimizers:
                 stack.callback(optimizer.load_state_dict, copy.deepcopy(optimizer.state_dict()))
         yield
 
@@ -73,20 +77,6 @@ def _gradients(module: nn.Module) -> Callable[[], None]:
     return restore
 
 
-def _counters(trainer: Any) -> Callable[[], None]:
-    loop = trainer.fit_loop.epoch_loop
-    homes = [(loop, "batch_progress"), (loop.automatic_optimization, "optim_progress")]
-    homes.append((loop.manual_optimization, "optim_step_progress"))
-    saved = [(owner, name, copy.deepcopy(getattr(owner, name))) for owner, name in homes]
-    others = [(trainer, name, getattr(trainer, name)) for name in ("profiler", "should_stop", "callbacks", "loggers")]
-
-    def restore() -> None:
-        for owner, name, value in [*saved, *others]:
-            setattr(owner, name, value)
-
-    return restore
-
-
 def _buffers(module: nn.Module) -> Callable[[], None]:
     # Into an expanded one nothing can have been written.
     saved = [
@@ -105,10 +95,10 @@ def _buffers(module: nn.Module) -> Callable[[], None]:
     return restore
 
 
-def _attributes(module: nn.Module, memory: Memory) -> Callable[[], None]:
+def _attributes(module: nn.Module, objects: Objects) -> Callable[[], None]:
     saved = {name: value for name, value in vars(module).items() if name not in _TENSOR_HOMES}
     for value in saved.values():
-        memory.remember(value)
+        objects.take(value)
 
     def restore() -> None:
         for name in vars(module).keys() - saved.keys() - set(_TENSOR_HOMES):

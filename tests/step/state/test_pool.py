@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pytest_nancapture.step.state.pool import Pool
+from pytest_nancapture.step.state.tensors import Pool
 
 
 class Marked(torch.Tensor):

@@ -7,8 +7,7 @@ from training import Net, batches, capture_one
 from pytest_nancapture import replay
 from pytest_nancapture.bundle.tensors.file import read_tensors
 from pytest_nancapture.step.state.inventory import Inventory
-from pytest_nancapture.step.state.pool import Pool
-from pytest_nancapture.step.state.snapshots import Snapshots
+from pytest_nancapture.step.state.tensors import Pool, Snapshots
 
 LARGE = 2**16 + 1
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pytest_nancapture.step.state.memory import Memory
+from pytest_nancapture.step.state.attributes import Objects
 
 
 class Loud(dict):
@@ -48,11 +48,11 @@ CONTAINERS = [
 def test_a_container_holds_again_what_it_held(value):
     """In its order, and it is the same container still."""
     before = repr(value)
-    memory = Memory([])
-    memory.remember({"deep": [(value,)]})
+    objects = Objects([])
+    objects.take({"deep": [(value,)]})
     change(value)
     assert repr(value) != before
-    memory.put_back()
+    objects.restore()
     assert repr(value) == before
     change(value)
 
@@ -64,14 +64,14 @@ class Slow:
 
 def test_objects_tensors_and_arrays_are_put_back():
     """In place: others may hold them too."""
-    thing, memory = Slow(), Memory([])
+    thing, objects = Slow(), Objects([])
     tensor, array = thing.inner
-    memory.remember(thing)
+    objects.take(thing)
     thing.count, thing.late = 1, 2
     tensor += 1
     array += 1
     thing.inner = []
-    memory.put_back()
+    objects.restore()
     assert (thing.count, hasattr(thing, "late")) == (0, False)
     assert (thing.inner[0] is tensor, thing.inner[1] is array) == (True, True)
     assert (tensor.tolist(), array.tolist()) == ([0.0, 0.0], [0.0, 0.0])
@@ -81,8 +81,8 @@ def test_what_somebody_else_puts_back_is_let_be():
     """Nor is anything looked at that holds itself twice."""
     known, loop = torch.zeros(2), []
     loop.append(loop)
-    memory = Memory([known])
-    memory.remember([known, loop])
+    objects = Objects([known])
+    objects.take([known, loop])
     known += 1
-    memory.put_back()
+    objects.restore()
     assert known.tolist() == [1.0, 1.0]

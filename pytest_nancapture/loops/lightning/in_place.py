@@ -1,0 +1,188 @@
+"""A window's step again, in the live Trainer and on this rank alone: what Lightning does around the user's step."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_nancapture.loops.lightning.silence import silent_logger
+from pytest_nancapture.loops.lightning.wrappers import last_hook
+from pytest_nancapture.step.engine import Engine
+from pytest_nancapture.step.state.batch import TakenBatch
+from pytest_nancapture.step.state.window import Window
+
+
+class _Arrived(Exception):  # noqa: N818, no error: it leaves the optimizer's own loop
+    """The evaluation to judge was reached."""
+
+
+@contextmanager
+def quiet(trainer: Any, module: Any, window: Window, package: str) -> Iterator[None]:
+    """Counters as they were at the instant; nothing told, logged, profiled or scaled. The Trainer is put back.
+
+    What is put into the module's attributes is left to whoever puts these back.
+    """
+    restore = _trainers_own(trainer)
+    loop, step = trainer.fit_loop.epoch_loop, window.counters["global_step"]
+    loop.manual_optimization.optim_step_progress.total.completed = step
+    loop.automatic_optimization.optim_progress.optimizer.step.total.completed = step
+    if "_param_requires_grad_state" in vars(module):  # of toggle_optimizer
+        vars(module)["_param_requires_grad_state"] = {}
+    vars(module).update(log=_ignore, log_dict=_ignore)
+    trainer.callbacks = []
+    trainer.profiler = import_module(f"{package}.profilers").PassThroughProfiler()
+    if trainer.loggers:
+        trainer.loggers = [silent_logger(package, str(trainer.default_root_dir))]
+    for submodule in module.modules():
+        if isinstance(submodule, torch.nn.SyncBatchNorm):
+            vars(submodule)["forward"] = partial(_local_batch_norm, submodule)
+    try:
+        with _unscaled(trainer.precision_plugin):
+            yield
+    finally:
+        restore()
+
+
+class InPlace:
+    """One run of the window's micro-batches."""
+
+    def __init__(
+        self,
+        trainer: Any,
+        module: Any,
+        window: Window,
+        engine: Engine,
+        optimizer: Any,
+        original: Callable[[str], Callable[..., Any]],
+    ) -> None:
+        """See :meth:`pytest_nancapture.step.run.Run.play`.
+
+        Args:
+            original: gives the module's own hook by name, without the watch's wrapper around it.
+        """
+        self._trainer = trainer
+        self._module = module
+        self._window = window
+        self._engine = engine
+        self._optimizer = optimizer
+        self._original = original
+        self._last_loss: Tensor | None = None
+
+    def run(self) -> None:
+        """From the first micro-batch to the look that comes before the guilty update."""
+        engine, module = self._engine, self._module
+        vars(module)["on_after_backward"] = partial(self._on_after_backward, module.on_after_backward)
+        if self._window.reevaluates and engine.target:
+            self._reevaluate()
+        else:
+            for batch in self._window.batches:
+                self._micro_batch(batch)
+        if engine.finding is None and module.automatic_optimization:
+            self._run_last_hooks()
+
+    def _reevaluate(self) -> None:
+        """Let the optimizer evaluate its closure until the evaluation to judge."""
+
+        def closure() -> Tensor:
+            self._optimizer.zero_grad()
+            self._engine.losses.clear()
+            self._micro_batch(self._window.batches[-1])
+            if self._module.automatic_optimization and self._engine.is_due:
+                self._run_last_hooks()
+            if self._engine.arrive(self._optimizer):
+                raise _Arrived
+            assert self._last_loss is not None
+            return self._last_loss
+
+        with suppress(_Arrived):
+            self._optimizer.step(closure)
+
+    def _run_last_hooks(self) -> None:
+        """The module's own before the update; one of them has our wrapper around it."""
+        module, trainer = self._module, self._trainer
+        last = last_hook(module)
+        original = self._original(last)
+        if last == "on_before_optimizer_step":
+            original(self._optimizer)
+            return
+        module.on_before_optimizer_step(self._optimizer)
+        original(
+            self._optimizer,
+            gradient_clip_val=trainer.gradient_clip_val,
+            gradient_clip_algorithm=trainer.gradient_clip_algorithm,
+        )
+
+    def _micro_batch(self, taken: TakenBatch) -> None:
+        trainer, module, engine, window = self._trainer, self._module, self._engine, self._window
+        loop, position = trainer.fit_loop.epoch_loop, len(engine.losses)
+        loop.batch_progress.current.ready = taken.batch_idx + 1
+        loop.batch_progress.total.ready = window.counters["total_batch_idx"] + position + 1
+        loop.batch_progress.is_last_batch = window.last_batch and taken is window.batches[-1]
+        with engine.unseen():
+            tensors = taken.copies()
+            batch = taken.batch_of(tensors)
+        engine.open(taken.rng, tensors)
+        self._original("on_train_batch_start")(batch, taken.batch_idx)
+        arguments: Mapping[str, Any] = loop._build_kwargs(OrderedDict(), batch, taken.batch_idx)
+        with trainer.precision_plugin.train_step_context():
+            output = module.training_step(*arguments.values())
+        if module.automatic_optimization:
+            self._backward(output.get("loss") if isinstance(output, Mapping) else output)
+        engine.close()
+
+    def _backward(self, loss: Tensor | None) -> None:
+        if loss is None:
+            return
+        loss = loss / self._trainer.accumulate_grad_batches
+        self._last_loss = loss
+        self._engine.backward(loss)
+        self._module.backward(loss)
+        self._module.on_after_backward()
+
+    def _on_after_backward(self, original: Callable[[], Any]) -> Any:
+        self._engine.after_backward()
+        return original()
+
+
+def _trainers_own(trainer: Any) -> Callable[[], None]:
+    """Keep what a rerun changes of the Trainer; the function returned puts it back."""
+    loop = trainer.fit_loop.epoch_loop
+    homes = [(loop, "batch_progress"), (loop.automatic_optimization, "optim_progress")]
+    homes.append((loop.manual_optimization, "optim_step_progress"))
+    saved = [(owner, name, copy.deepcopy(getattr(owner, name))) for owner, name in homes]
+    others = [(trainer, name, getattr(trainer, name)) for name in ("profiler", "should_stop", "callbacks", "loggers")]
+
+    def restore() -> None:
+        for owner, name, value in [*saved, *others]:
+            setattr(owner, name, value)
+
+    return restore
+
+
+@contextmanager
+def _unscaled(precision: Any) -> Iterator[None]:
+    scaler = getattr(precision, "scaler", None)
+    if scaler is not None:
+        precision.scaler = None
+    try:
+        yield
+    finally:
+        if scaler is not None:
+            precision.scaler = scaler
+
+
+def _local_batch_norm(module: torch.nn.SyncBatchNorm, value: Tensor) -> Tensor:
+    """SyncBatchNorm without the other ranks, which may not be rerunning."""
+    return torch.nn.modules.batchnorm._BatchNorm.forward(module, value)
+
+
+def _ignore(*args: Any, **kwargs: Any) -> None:
+    """Stand in for ``self.log``."""

@@ -1,0 +1,173 @@
+"""Takes a window from its instant, micro-batch by micro-batch: looks, follows, and says where to stop.
+
+Whoever plays the step (a rerun in place, a replay from a bundle) calls, for each micro-batch, :meth:`Engine.open` at
+its instant, :meth:`Engine.backward` as its backward passes begin, :meth:`Engine.arrive` when an optimizer is about to
+step, and :meth:`Engine.close` at its end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from pytest_nancapture.bundle.rng import RandomStates
+from pytest_nancapture.bundle.tensors.names import buffers, unique_parameters
+from pytest_nancapture.step.check import all_finite, is_finite
+from pytest_nancapture.step.finding import Finding, look, note_backward
+from pytest_nancapture.step.state.inventory import can_be_kept
+
+
+class Tracer(Protocol):
+    """Follows the operations of a step."""
+
+    def expect(self, batch: Mapping[str, Tensor]) -> None:
+        """These tensors are given to the step, by name."""
+
+    def start(self) -> None:
+        """Follow from here on."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """What runs meanwhile is no part of the step."""
+
+
+@dataclass(kw_only=True)
+class Engine:
+    """One run of a window.
+
+    Attributes:
+        module: that the step is of.
+        restore: brings the module to the instant of the window.
+        device: to restore random states on.
+        target: which optimizer step of the window was the guilty one, counted from 0.
+        judges_all: whether to look at every update up to the guilty one, and to stop at the first fault; else only the
+            guilty one is looked at.
+        goes_on: whether the guilty update is made, since the fault shows only after it.
+        trace: follows the operations, if a culprit is wanted.
+        losses: of each micro-batch so far, those that were backpropagated.
+        steps: how many times an optimizer was about to step.
+        finding: of the last look; None before the first.
+        guilty: the first micro-batch after which something was not finite, where :meth:`close` was called.
+        raw_bad: gradients were not finite right after backward, before any hook.
+        draws: whether the step took random numbers from torch.
+    """
+
+    module: nn.Module
+    restore: Callable[[], None]
+    device: torch.device | None = None
+    target: int = 0
+    judges_all: bool = False
+    goes_on: bool = False
+    trace: Tracer | None = None
+    losses: list[list[Tensor]] = field(default_factory=list)
+    steps: int = 0
+    finding: Finding | None = None
+    guilty: int | None = None
+    raw_bad: bool = False
+    draws: bool = False
+    _has_begun: bool = False
+    _tolerated: frozenset[str] = frozenset()
+    _drawn_from: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def open(self, rng: RandomStates, batch: Mapping[str, Tensor]) -> None:
+        """The instant of the next micro-batch; at the first, the module is brought there.
+
+        Args:
+            rng: the random states of that instant.
+            batch: its tensors by name.
+        """
+        is_first, self._has_begun = not self._has_begun, True
+        with self.unseen():
+            if is_first:
+                self.restore()
+                now = (pair for pair in buffers(self.module) if can_be_kept(pair[1]))
+                self._tolerated = frozenset(name for name, buffer in now if not is_finite(buffer))
+            self._note_draws()
+            self.losses.append([])
+            rng.restore(self.device)
+            self._drawn_from = RandomStates.take().generators
+        if self.trace is not None:
+            self.trace.expect(batch)
+            if is_first:
+                self.trace.start()
+
+    def backward(self, loss: Tensor) -> None:
+        """A backward pass is about to begin at `loss`."""
+        note_backward(loss, self.losses[-1])
+
+    def after_backward(self) -> None:
+        """Gradients are there, and no hook has seen them yet."""
+        with self.unseen():
+            self.raw_bad = self.raw_bad or not all_finite(gradients_of(self.module))
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next optimizer step is the guilty one."""
+        return self.steps >= self.target
+
+    def arrive(self, optimizer: torch.optim.Optimizer) -> bool:
+        """An optimizer is about to step; True where enough was seen, and its update must not be made."""
+        is_due = self.is_due
+        self.steps += 1
+        if not is_due and not self.judges_all:
+            for losses in self.losses:
+                losses.clear()
+            return False
+        return self.look(parameters_of(optimizer)) or (is_due and not self.goes_on)
+
+    def close(self) -> None:
+        """The micro-batch is over: was it the one that went wrong?"""
+        if self.guilty is None:
+            with self.unseen():
+                tensors = [*gradients_of(self.module), *self._buffers().values()]
+                is_good = all(map(is_finite, self.losses[-1])) and all_finite(tensors)
+            if not is_good:
+                self.guilty = len(self.losses) - 1
+
+    def look(self, optimized: Iterable[Tensor]) -> bool:
+        """Look at losses, buffers, and the gradients of these parameters; whether something is not finite."""
+        with self.unseen():
+            self.finding = look(self.module, self.losses, optimized, self._buffers())
+            self._note_draws()
+        return bool(self.finding.found_in)
+
+    def look_after(self, *, updated: bool) -> None:
+        """At the window's end, look also at what hooks have written since and, if `updated`, at the weights."""
+        before = self.finding
+        self.look(())
+        assert self.finding is not None
+        if before is None:
+            return
+        weights: tuple[str, ...] = ()
+        if updated:
+            with self.unseen():
+                weights = tuple(name for name, weight in unique_parameters(self.module) if not is_finite(weight))
+        self.finding = dataclasses.replace(self.finding, gradients=before.gradients, weights=weights)
+
+    def unseen(self) -> AbstractContextManager[None]:
+        """What is done meanwhile is no part of the step."""
+        return self.trace.paused() if self.trace is not None else nullcontext()
+
+    def _buffers(self) -> dict[str, Tensor]:
+        """Those that were finite at the instant."""
+        return {name: buffer for name, buffer in buffers(self.module) if name not in self._tolerated}
+
+    def _note_draws(self) -> None:
+        if not self.draws and self._drawn_from:
+            now = RandomStates.take().generators
+            self.draws = any(not torch.equal(state, now[name]) for name, state in self._drawn_from.items())
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """All parameters that an optimizer updates."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def gradients_of(module: nn.Module) -> list[Tensor]:
+    """All gradients that there are."""
+    return [parameter.grad for _, parameter in unique_parameters(module) if parameter.grad is not None]
