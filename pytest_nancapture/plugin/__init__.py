@@ -63,7 +63,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     for argument in early_config.known_args_namespace.file_or_dir:
         folder = argument.partition("::")[0].removesuffix("bundle.json")
         if all(os.path.isfile(os.path.join(folder, name)) for name in ("bundle.json", "conftest.py")):  # noqa: PTH113, PTH118
-            from pytest_nancapture.plugin.search import refuse_code
+            from pytest_nancapture.plugin.selection import refuse_code
 
             refuse_code(folder)
 
@@ -86,6 +86,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _collection(config: pytest.Config) -> BundleCollection:
     from pytest_nancapture.plugin.collect import BundleCollection
-    from pytest_nancapture.plugin.search import search
+    from pytest_nancapture.plugin.selection import select
 
-    return BundleCollection(config, search(config))
+    return BundleCollection(config, select(config))

@@ -11,7 +11,7 @@ from pytest_nancapture.bundle.text import some
 from pytest_nancapture.plugin.github import replayed, table, workflow_commands
 from pytest_nancapture.plugin.item import SECTION, BundleItem
 from pytest_nancapture.plugin.options import read_settings
-from pytest_nancapture.plugin.search import relative
+from pytest_nancapture.plugin.selection import relative
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import pluggy
 
-    from pytest_nancapture.plugin.search import Request
+    from pytest_nancapture.plugin.selection import Selection
 
 
 class BundleFile(pytest.Collector):
@@ -53,20 +53,20 @@ class _Folder(pytest.Directory):
 class BundleCollection:
     """The hooks of a run that asks for bundles."""
 
-    def __init__(self, config: pytest.Config, request: Request) -> None:
+    def __init__(self, config: pytest.Config, selection: Selection) -> None:
         self._config = config
-        self._request = request
+        self._selection = selection
         self._device = read_settings(config).device
         self._files: dict[Path, BundleFile] = {}
-        self._folders = frozenset(path.parent for path in request.found | request.named)
-        self._closed = self._folders - {path.parent for path in request.named}
+        self._folders = frozenset(path.parent for path in selection.found | selection.named)
+        self._closed = self._folders - {path.parent for path in selection.named}
 
     def pytest_report_header(self) -> str | None:
-        count = len(self._request.added) + len(self._request.named)
+        count = len(self._selection.added) + len(self._selection.named)
         if count:
             return f"nancapture: {count} bundle{'s' if count > 1 else ''}, device {self._device}"
-        if self._request.empty:
-            return f"nancapture: no bundle in {', '.join(self._request.empty)}"
+        if self._selection.empty:
+            return f"nancapture: no bundle in {', '.join(self._selection.empty)}"
         return None
 
     @pytest.hookimpl(wrapper=True)
@@ -77,15 +77,15 @@ class BundleCollection:
         report = yield
         if isinstance(collector, pytest.Session) and report.passed:
             self._load_conftests(collector)
-            report.result = [*report.result, *(self._file(path, collector) for path in self._request.added)]
+            report.result = [*report.result, *(self._file(path, collector) for path in self._selection.added)]
         return report
 
     def pytest_collect_file(self, file_path: Path, parent: pytest.Collector) -> BundleFile | None:
-        return self._file(file_path, parent.session) if file_path in self._request.named else None
+        return self._file(file_path, parent.session) if file_path in self._selection.named else None
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
         """Keep pytest out of the bundles' folders: a test file or ``conftest.py`` in there must not be run."""
-        inside = collection_path.parent in self._folders and collection_path not in self._request.named
+        inside = collection_path.parent in self._folders and collection_path not in self._selection.named
         return True if inside or collection_path in self._closed else None
 
     @pytest.hookimpl(wrapper=True)
@@ -133,7 +133,8 @@ class BundleCollection:
 
     def _load_conftests(self, session: pytest.Session) -> None:
         """Those of the bundles' homes, as if pytest had walked there."""
-        for folder in sorted({self._file(path, session).home for path in (*self._request.added, *self._request.named)}):
+        paths = (*self._selection.added, *self._selection.named)
+        for folder in sorted({self._file(path, session).home for path in paths}):
             node = _Folder.from_parent(session, path=folder)
             report = self._config.hook.pytest_make_collect_report(collector=node)
             if report.failed:

@@ -22,7 +22,7 @@ def count_devices(kind: str) -> int:
     return torch.accelerator.device_count() if accelerator is not None and accelerator.type == kind else 0
 
 
-def choose_device(
+def device_to_ask_for(
     captured: str, settings: Settings, worker: str | None, *, count: Callable[[str], int] = count_devices
 ) -> str:
     """What to ask a replay for.

@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from os import PathLike
-
-    from lightning.pytorch import LightningModule
-
     from pytest_nancapture.bundle.bundle import Bundle
-    from pytest_nancapture.replay.result import ReplayResult
-
-
-class NanReplay(Protocol):
-    """The fixture `nan_replay`: :func:`pytest_nancapture.replay` with the run's options and hooks as defaults."""
-
-    def __call__(
-        self,
-        bundle: str | PathLike[str] | Bundle | None = None,
-        *,
-        module: LightningModule | None = None,
-        device: str | None = None,
-        trace: bool | None = None,
-    ) -> ReplayResult:
-        """Replay `bundle`, or where it is None the one that the test's marker names.
-
-        The test is skipped where the bundle needs an accelerator that this machine lacks, and fails under
-        ``--nan-require-gpu``.
-        """
+    from pytest_nancapture.plugin.marked import NanReplay
 
 
 @pytest.fixture

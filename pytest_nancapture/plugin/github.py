@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+Row = tuple[str, dict[str, str], str]
+"""Of one replayed bundle: its node id, its properties, and the headline of its failure; empty where it passed."""
+
 _HEADINGS = ("bundle", "verdict", "phase", "operation", "line", "reproduced", "device")
 _PROPERTIES = ("nan_verdict", "nan_phase", "nan_op", "nan_source", "nan_reproduced", "nan_device")
 
 
-def replayed(reports: Iterable[Any]) -> list[tuple[str, dict[str, str], str]]:
-    """Of the reports that a bundle's test made: its node id, its properties, and the headline of its failure."""
+def replayed(reports: Iterable[Any]) -> list[Row]:
+    """A row for each of the reports that a bundle's test made."""
     found = []
     for report in reports:
         properties = {name: str(value) for name, value in getattr(report, "user_properties", ())}
@@ -20,7 +23,7 @@ def replayed(reports: Iterable[Any]) -> list[tuple[str, dict[str, str], str]]:
     return found
 
 
-def workflow_commands(rows: Sequence[tuple[str, dict[str, str], str]]) -> list[str]:
+def workflow_commands(rows: Sequence[Row]) -> list[str]:
     """Error annotations, one for each bundle that failed; at the culprit's line where that is known.
 
     Example:
@@ -36,7 +39,7 @@ def workflow_commands(rows: Sequence[tuple[str, dict[str, str], str]]) -> list[s
     return lines
 
 
-def table(rows: Sequence[tuple[str, dict[str, str], str]]) -> str:
+def table(rows: Sequence[Row]) -> str:
     """A markdown table, a row for each bundle."""
     lines = ["### Replayed bundles", "", _row(_HEADINGS), _row(["---"] * len(_HEADINGS))]
     for nodeid, properties, _ in rows:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule
+    from torch import nn
 
     from pytest_nancapture.bundle.bundle import Bundle
 
 
 @pytest.hookspec(firstresult=True)
-def pytest_nancapture_module(bundle: Bundle) -> LightningModule | None:
+def pytest_nancapture_module(bundle: Bundle) -> nn.Module | None:
     """Build the module to replay `bundle` with; its weights are overwritten. None: build it as the bundle says.
 
     Example:

@@ -12,6 +12,7 @@ from pytest_nancapture.bundle.describe import reproduced
 from pytest_nancapture.bundle.text import printable
 from pytest_nancapture.errors import BundleError, NancaptureError
 from pytest_nancapture.plugin.options import flags, read_settings
+from pytest_nancapture.plugin.replay import replay_for_node
 from pytest_nancapture.plugin.report import (
     AS_IT_IS,
     BundleFailure,
@@ -24,8 +25,7 @@ from pytest_nancapture.plugin.report import (
     short_source,
     terminal_repr,
 )
-from pytest_nancapture.plugin.run import replay_for_node
-from pytest_nancapture.plugin.search import relative
+from pytest_nancapture.plugin.selection import relative
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

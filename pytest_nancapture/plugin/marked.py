@@ -5,22 +5,39 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
 from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.errors import BundleError
 from pytest_nancapture.plugin.options import read_settings
-from pytest_nancapture.plugin.run import replay_for_node
+from pytest_nancapture.plugin.replay import replay_for_node
 
 if TYPE_CHECKING:
     from os import PathLike
 
-    from lightning.pytorch import LightningModule
+    from torch import nn
 
-    from pytest_nancapture.plugin.fixtures import NanReplay
     from pytest_nancapture.replay.result import ReplayResult
+
+
+class NanReplay(Protocol):
+    """The fixture `nan_replay`: :func:`pytest_nancapture.replay` with the run's options and hooks as defaults."""
+
+    def __call__(
+        self,
+        bundle: str | PathLike[str] | Bundle | None = None,
+        *,
+        module: nn.Module | None = None,
+        device: str | None = None,
+        trace: bool | None = None,
+    ) -> ReplayResult:
+        """Replay `bundle`, or where it is None the one that the test's marker names.
+
+        The test is skipped where the bundle needs an accelerator that this machine lacks, and fails under
+        ``--nan-require-gpu``.
+        """
 
 
 def open_marked(node: pytest.Item) -> Bundle:
@@ -57,7 +74,7 @@ def replay_for(node: pytest.Item) -> NanReplay:
     def nan_replay(
         bundle: str | PathLike[str] | Bundle | None = None,
         *,
-        module: LightningModule | None = None,
+        module: nn.Module | None = None,
         device: str | None = None,
         trace: bool | None = None,
     ) -> ReplayResult:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_nancapture.errors import DeviceUnavailableError
-from pytest_nancapture.plugin.device import choose_device, spread
+from pytest_nancapture.plugin.device import device_to_ask_for, spread
 from pytest_nancapture.plugin.options import Settings
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ def test_spread() -> None:
         ("xpu", "auto", "gw1", "auto"),
     ],
 )
-def test_choose_device(captured: str, asked: str, worker: str | None, expected: str) -> None:
+def test_device_to_ask_for(captured: str, asked: str, worker: str | None, expected: str) -> None:
     """The option is passed on as it is, except that a worker is given one GPU of several."""
-    assert choose_device(captured, Settings(device=asked), worker, count=lambda _: 2) == expected
+    assert device_to_ask_for(captured, Settings(device=asked), worker, count=lambda _: 2) == expected
 
 
 def test_devices_are_not_counted_for_a_cpu_bundle() -> None:
@@ -48,7 +48,7 @@ def test_devices_are_not_counted_for_a_cpu_bundle() -> None:
     def count(kind: str) -> int:
         raise AssertionError(kind)
 
-    assert choose_device("cpu", Settings(), "gw0", count=count) == "auto"
+    assert device_to_ask_for("cpu", Settings(), "gw0", count=count) == "auto"
 
 
 def test_absent_device() -> None:
@@ -56,7 +56,7 @@ def test_absent_device() -> None:
     with pytest.raises(
         DeviceUnavailableError, match=r"captured on cuda, and this machine has no cuda .*--nan-device=cpu"
     ):
-        choose_device("cuda", Settings(), None, count=lambda _: 0)
+        device_to_ask_for("cuda", Settings(), None, count=lambda _: 0)
 
 
 def test_skipped(project: Project) -> None:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_nancapture.errors import DeviceUnavailableError, NancaptureError
-from pytest_nancapture.plugin.device import choose_device
+from pytest_nancapture.plugin.device import device_to_ask_for
 from pytest_nancapture.replay import replay
 from pytest_nancapture.replay.hooks import ReplayHooks
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule
+    from torch import nn
 
     from pytest_nancapture.bundle.bundle import Bundle
     from pytest_nancapture.plugin.options import Settings
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def replay_for_node(
-    bundle: Bundle, node: pytest.Item, settings: Settings, *, module: LightningModule | None = None
+    bundle: Bundle, node: pytest.Item, settings: Settings, *, module: nn.Module | None = None
 ) -> ReplayResult:
     """Replay `bundle` for a test, with the hooks of the ``conftest.py`` files that the test sees.
 
@@ -33,7 +33,7 @@ def replay_for_node(
     """
     captured = bundle.manifest.device_kind
     try:
-        device = choose_device(captured, settings, _worker(node.config))
+        device = device_to_ask_for(captured, settings, _worker(node.config))
     except DeviceUnavailableError as error:
         if settings.require_gpu:
             raise

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class Selection:
     """Bundles, each as the path of its ``bundle.json``.
 
     Attributes:
@@ -33,7 +33,7 @@ class Request:
     empty: tuple[str, ...]
 
 
-def search(config: pytest.Config) -> Request:
+def select(config: pytest.Config) -> Selection:
     """Find the bundles that this run asks for.
 
     Those of ``--nan-bundles`` are added to whatever else is run, unless a bundle is named: then it runs alone.
@@ -49,7 +49,7 @@ def search(config: pytest.Config) -> Request:
     named = frozenset(p for p in arguments if p.name == MANIFEST_NAME and (p in found or looks_like_bundle(p.parent)))
     chosen = frozenset(p for paths in ini.values() for p in paths if whole or _below_any(p, arguments))
     added = chosen if named and not whole else chosen | option
-    return Request(
+    return Selection(
         added=tuple(sorted(added - named)),
         named=named,
         found=found,
