@@ -7,6 +7,8 @@ import platform
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _TRIES = 1000
@@ -19,6 +21,31 @@ def hidden_folder(dirpath: Path, name: str) -> Path:
     dirpath.mkdir(parents=True, exist_ok=True)
     sweep(dirpath)
     return Path(tempfile.mkdtemp(prefix=f".{name}.{_HOST}-{os.getpid()}.", suffix=_HIDDEN, dir=dirpath))
+
+
+@contextmanager
+def half_written(dirpath: Path, name: str) -> Iterator[Path]:
+    """A hidden folder to write a bundle into; where that fails, be it by Ctrl-C, nothing is left behind."""
+    hidden = hidden_folder(dirpath, name)
+    try:
+        yield hidden
+    except BaseException:  # it goes on its way
+        shutil.rmtree(hidden, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def workshop(folder: Path, name: str) -> Iterator[Path]:
+    """A free path in a hidden folder of `folder`, to make a bundle in; gone on leaving, with `folder` if empty."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    hidden = hidden_folder(folder, name)
+    try:
+        yield hidden / name
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+        for path in made:
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
 
 
 def sweep(dirpath: Path) -> None:
@@ -59,13 +86,24 @@ def share_file(source: Path, target: Path) -> None:
         hidden.unlink(missing_ok=True)
 
 
+def put_in_place(hidden: Path, place: Path) -> None:
+    """Rename a finished folder to `place`, on the same device.
+
+    Raises:
+        OSError: it cannot be renamed; it is still hidden then.
+    """
+    _finish(hidden)
+    hidden.rename(place)
+    sync_folder(place.parent)
+
+
 def publish(hidden: Path, dirpath: Path, name: str) -> Path:
-    """Rename a finished folder to the first free name of `name`, `name`-2, `name`-3 ...
+    """Put a finished folder in the first free place of `name`, `name`-2, `name`-3 ...
 
     Raises:
         OSError: it cannot be renamed.
     """
-    sync_folder(hidden)
+    _finish(hidden)
     for number in range(1, _TRIES):
         place = dirpath / (name if number == 1 else f"{name}-{number}")
         try:
@@ -78,6 +116,12 @@ def publish(hidden: Path, dirpath: Path, name: str) -> Path:
             sync_folder(dirpath)
             return place
     raise FileExistsError(f"{dirpath / name}: taken, and so are the {_TRIES - 1} names after it")
+
+
+def _finish(hidden: Path) -> None:
+    """Let others read it, and flush it."""
+    hidden.chmod(0o755)
+    sync_folder(hidden)
 
 
 def sync_folder(folder: Path) -> None:

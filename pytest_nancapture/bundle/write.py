@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
 
-from pytest_nancapture.bundle.folder import hidden_folder, publish, write_text
+from pytest_nancapture.bundle.folder import half_written, publish, write_text
 from pytest_nancapture.bundle.manifest import (
     BATCH,
     MANIFEST_NAME,
@@ -45,17 +44,12 @@ def write_bundle(
     Raises:
         OSError: it cannot be written; nothing is left behind.
     """
-    hidden = hidden_folder(dirpath, name)
-    try:
+    with half_written(dirpath, name) as hidden:
         contents = {WEIGHTS: weights, BATCH: batch, RNG: rng, OPTIMIZER: optimizer}
         packed = {file: pack(tensors) for file, tensors in contents.items() if tensors is not None}
         layouts = {file: layout for file, (_, layout) in packed.items()}
         fill_folder(hidden, with_layouts(manifest, layouts), {file: plain for file, (plain, _) in packed.items()})
-        hidden.chmod(0o755)
         return publish(hidden, dirpath, name)
-    except BaseException:  # Ctrl-C, too, must leave nothing behind; it goes on its way
-        shutil.rmtree(hidden, ignore_errors=True)
-        raise
 
 
 def with_layouts(manifest: Manifest, layouts: Mapping[str, Layouts]) -> Manifest:

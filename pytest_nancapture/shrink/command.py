@@ -14,10 +14,11 @@ from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.bundle.paths import is_bundle, open_named, shown
 from pytest_nancapture.bundle.text import parse_size, printable
 from pytest_nancapture.errors import NancaptureError
-from pytest_nancapture.shrink.display import ProgressLine, pinned_lines, shrinking_line, shrunk_dict, shrunk_page
-from pytest_nancapture.shrink.into import shrink_into, small_sibling
+from pytest_nancapture.shrink.display import ProgressLine, shrinking_line, shrunk_dict, shrunk_page
+from pytest_nancapture.shrink.into_place import shrink_into, small_sibling
 from pytest_nancapture.shrink.pinning import pin as pinning
 from pytest_nancapture.shrink.pinning import promote as promoting
+from pytest_nancapture.shrink.pinning.display import pinned_lines
 
 Command = Callable[[argparse.Namespace], int]
 """Takes what the command line says, returns the exit code."""

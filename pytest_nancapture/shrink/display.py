@@ -1,18 +1,17 @@
-"""What people read of shrinking and pinning: a line while it runs, a page when it is done."""
+"""What people read of a shrink: a line while it runs, a page when it is done."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any
 
 from pytest_nancapture.bundle.paths import shown
 from pytest_nancapture.bundle.text import human_size, printable
 
 if TYPE_CHECKING:
-    from pytest_nancapture.shrink.pinning.pin import Pinned
     from pytest_nancapture.shrink.shrinker import Progress, Shrunk
 
 _PULSE, _BREATH = 10.0, 1.0
@@ -77,14 +76,14 @@ def shrunk_page(shrunk: Shrunk, *, earlier: int, seconds: float, following: str)
         seconds: how long it was allowed to take.
         following: that command.
     """
-    lines = [f"shrunk  {shown(shrunk.bundle.path)}   {_change(shrunk.before, shrunk.after)}"]
+    lines = [f"shrunk  {shown(shrunk.bundle.path)}   {size_change(shrunk.before, shrunk.after)}"]
     if earlier:
         came = "came no further than" if shrunk.after >= earlier else "went on from"
         lines.append(f"note    it {came} the {human_size(earlier)} of an earlier run")
     if reason := shrunk.result.get("reason"):
         lines.append(f"red     {reason}")
     lines += gains_table(shrunk)
-    lines += _holds(shrunk)
+    lines += held_lines(shrunk)
     if stopped := stopped_line(shrunk, seconds):
         lines.append(f"note    {stopped}; run the same command again to go on")
     lines.append(f"next    {following}")
@@ -129,27 +128,11 @@ def shrinking_line(what: str, seconds: float) -> str:
     return f"shrinking {what}, for {seconds:g} s at most; Ctrl-C ends that early"
 
 
-def pinned_lines(pinned: Pinned, seconds: float) -> Iterator[str]:
-    """What was pinned, and all that is to be known about it."""
-    size, why = human_size(pinned.bundle.size), "forced, not replayed"
-    if pinned.shrunk is not None:
-        size = _change(pinned.shrunk.before, pinned.bundle.size)
-    if pinned.result is not None:
-        why = f"red: {pinned.result['reason']}"
-    yield printable(f"pinned  {shown(pinned.bundle.path)}   {size}   {why}")
-    if pinned.shrunk is not None:
-        yield from map(printable, _holds(pinned.shrunk))
-    notes = [*(pinned.result or {}).get("notes", ()), *pinned.notes]
-    if pinned.shrunk is not None and (stopped := stopped_line(pinned.shrunk, seconds)):
-        notes.append(f"shrinking was {stopped}: this is the smallest that was found by then")
-    for note in notes:
-        yield from (f"note    {printable(line)}" for line in note.splitlines())
-
-
-def _holds(shrunk: Shrunk) -> list[str]:
+def held_lines(shrunk: Shrunk) -> list[str]:
     """What is left in a small bundle, and why, a line each."""
     return [f"{'' if position else 'holds':7} {text}" for position, text in enumerate(shrunk.kept)]
 
 
-def _change(before: int, after: int) -> str:
+def size_change(before: int, after: int) -> str:
+    """From what to what, in bytes as people say them."""
     return f"{human_size(before)} -> {human_size(after)}" if after < before else f"{human_size(after)}, as it was"

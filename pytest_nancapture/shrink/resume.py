@@ -15,11 +15,11 @@ from pytest_nancapture.shrink.candidate.plan import Plan
 _PACKAGES = ("pytest-nancapture", "torch", "lightning")
 
 
-class Memory:
-    """The file; nothing that goes wrong with it stops a shrink."""
+class ResumeFile:
+    """One such file; nothing that goes wrong with it stops a shrink."""
 
     def __init__(self, bundle: Bundle, place: Path, device: str) -> None:
-        self._path = memory_file(place)
+        self._path = resume_path(place)
         text = (bundle.path / MANIFEST_NAME).read_bytes()
         versions = [f"{name} {_version(name)}" for name in _PACKAGES]
         self._key = {"bundle": hashlib.sha256(text).hexdigest(), "device": device, "versions": versions}
@@ -49,7 +49,7 @@ class Memory:
         self._path.unlink(missing_ok=True)
 
 
-def memory_file(place: Path) -> Path:
+def resume_path(place: Path) -> Path:
     """Where it lies, for a shrink into `place`."""
     return place.with_name(f".{place.name}.shrink.json")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pytest_nancapture.bundle.bundle import Bundle
-from pytest_nancapture.bundle.folder import hidden_folder, sync_folder
+from pytest_nancapture.bundle.folder import half_written, put_in_place
 from pytest_nancapture.bundle.schema import read
 from pytest_nancapture.errors import DeviceUnavailableError, ShrinkError
 from pytest_nancapture.shrink.candidate.fault import Seen, difference
@@ -19,10 +18,13 @@ from pytest_nancapture.shrink.candidate.plan import Plan, Survey
 from pytest_nancapture.shrink.candidate.pool import Answer, Pool
 from pytest_nancapture.shrink.kept import kept_in_words
 from pytest_nancapture.shrink.passes import PASSES
-from pytest_nancapture.shrink.resume import Memory
+from pytest_nancapture.shrink.resume import ResumeFile
 from pytest_nancapture.shrink.search import OutOfTimeError, Progress, Search
 
 __all__ = ["Gain", "Progress", "Shrunk", "shrink"]
+
+Stopped = Literal["", "time", "interrupted"]
+"""Why a search ended before it was through; empty where it was."""
 
 _PATIENT = 600.0
 """Seconds for what must be answered: starting up, looking at the captured step, writing."""
@@ -60,7 +62,7 @@ class Shrunk:
     after: int
     gains: tuple[Gain, ...]
     kept: tuple[str, ...]
-    stopped: Literal["", "time", "interrupted"]
+    stopped: Stopped
     result: dict[str, Any]
 
 
@@ -102,19 +104,13 @@ def shrink(
         (answer,) = pool.ask([{"do": "survey"}], _PATIENT)
         survey = read(Survey, _expect(answer, "survey", bundle), "survey")
         search = Search(pool, survey, first, time.monotonic() + max_seconds, report)
-        memory = Memory(bundle, place, device)
-        hidden: Path | None = None
-        try:
-            gains, stopped = _search(search, memory, place)
-            hidden = hidden_folder(place.parent, place.name)
+        resume = ResumeFile(bundle, place, device)
+        gains, stopped = _search(search, resume, place)
+        with half_written(place.parent, place.name) as hidden:
             plan, size, result = _written(search, pool, hidden, bundle, device, place)
-            _publish(hidden, place)
-        except BaseException:  # Ctrl-C, too, must leave nothing half-written behind; it goes on its way
-            if hidden is not None:
-                shutil.rmtree(hidden, ignore_errors=True)
-            raise
+            _put_in_place(hidden, place)
     if not stopped:
-        memory.forget()
+        resume.forget()
     return Shrunk(
         bundle=Bundle.open(place),
         before=bundle.size,
@@ -126,16 +122,16 @@ def shrink(
     )
 
 
-def _search(search: Search, memory: Memory, place: Path) -> tuple[tuple[Gain, ...], Literal["", "time", "interrupted"]]:
+def _search(search: Search, resume: ResumeFile, place: Path) -> tuple[tuple[Gain, ...], Stopped]:
     """Pass after pass until none gains anything."""
     gains: dict[str, Gain] = {}
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
         search.pass_name = "start"  # noqa: S105
-        known = memory.load()
+        known = resume.load()
         if known is not None and search.consider(known[0], "what an earlier shrink has found"):
             search.rejected |= known[1]
-        search.saved = lambda: memory.save(search.best, search.rejected)
+        search.saved = lambda: resume.save(search.best, search.rejected)
         while True:
             best = search.best
             for name, run in PASSES.items():
@@ -219,13 +215,10 @@ def _written(
     )
 
 
-def _publish(hidden: Path, place: Path) -> None:
-    hidden.chmod(0o755)
-    sync_folder(hidden)
+def _put_in_place(hidden: Path, place: Path) -> None:
     try:
-        hidden.rename(place)
+        put_in_place(hidden, place)
     except OSError as error:
-        if os.path.lexists(place):
+        if hidden.exists() and os.path.lexists(place):
             raise ShrinkError(f"{place}: not shrunk: something of that name was made meanwhile") from error
         raise
-    sync_folder(place.parent)

@@ -10,8 +10,8 @@ import torch
 from fake_bundles import fake_manifest
 
 from pytest_nancapture.diagnose.explain import explain, explain_gradient
-from pytest_nancapture.shrink.pinning.guilty import guilty_variable
 from pytest_nancapture.shrink.pinning.name import fault_word, module_word, readable_name, short_op
+from pytest_nancapture.shrink.pinning.variable import guilty_variable
 
 ZERO = "division by zero: the divisor is 0 in its only place; keep it above 0, as with clamp(min=...)"
 

@@ -17,8 +17,8 @@ from fake_shrinker import SMALL, FakeShrinker, install
 from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.bundle.manifest import PinRecord, Reproduced
 from pytest_nancapture.errors import BundleDamagedError, DeviceUnavailableError, PinError, ShrinkError
-from pytest_nancapture.shrink.fresh import replay_afresh
 from pytest_nancapture.shrink.pinning import pin as module
+from pytest_nancapture.shrink.pinning.fresh import replay_afresh
 from pytest_nancapture.shrink.pinning.pin import Shrinking, pin
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from pytest_nancapture.bundle.manifest import Manifest
-from pytest_nancapture.shrink.pinning.guilty import guilty_variable
+from pytest_nancapture.shrink.pinning.variable import guilty_variable
 
 _LONGEST, _LONGEST_MODULE, _LONGEST_VARIABLE = 60, 28, 20
 _WORD = re.compile(r"[A-Z0-9]+(?=[A-Z][a-z])|[A-Z]?[a-z0-9]+|[A-Z0-9]+")

@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_nancapture.bundle.bundle import Bundle
+from pytest_nancapture.bundle.folder import workshop
 from pytest_nancapture.bundle.manifest import Manifest, PinRecord, Reproduced
 from pytest_nancapture.bundle.paths import shown
 from pytest_nancapture.bundle.text import human_size, size_above
 from pytest_nancapture.errors import NancaptureError, PinError
 from pytest_nancapture.shrink.display import shrinking_line
-from pytest_nancapture.shrink.fresh import replay_afresh
+from pytest_nancapture.shrink.pinning.fresh import replay_afresh
 from pytest_nancapture.shrink.pinning.name import readable_name
-from pytest_nancapture.shrink.pinning.place import check_name, copy_bundle, free_name, workshop
-from pytest_nancapture.shrink.pinning.same import is_traced, pinned_twin, same_culprit
+from pytest_nancapture.shrink.pinning.place import check_name, copy_bundle, free_name
+from pytest_nancapture.shrink.pinning.twin import is_traced, pinned_twin, same_culprit
 
 if TYPE_CHECKING:
     from os import PathLike

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from pytest_nancapture.bundle.bundle import Bundle
-from pytest_nancapture.bundle.folder import hidden_folder, sync_folder, write_text
+from pytest_nancapture.bundle.folder import half_written, put_in_place, write_text
 from pytest_nancapture.bundle.manifest import MANIFEST_NAME, Manifest
 from pytest_nancapture.errors import BundleDamagedError, PinError
 
@@ -33,20 +31,6 @@ def free_name(folder: Path, name: str) -> Path:
     return place
 
 
-@contextmanager
-def workshop(folder: Path, name: str) -> Iterator[Path]:
-    """A free path in a hidden folder of `folder`, to make a bundle in; gone on leaving, with `folder` if empty."""
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    hidden = hidden_folder(folder, name)
-    try:
-        yield hidden / name
-    finally:
-        shutil.rmtree(hidden, ignore_errors=True)
-        for path in made:
-            if path.is_dir() and not any(path.iterdir()):
-                path.rmdir()
-
-
 def copy_bundle(bundle: Bundle, place: Path, manifest: Manifest) -> Bundle:
     """Into a hidden folder beside `place`, checked and flushed, then renamed.
 
@@ -57,8 +41,7 @@ def copy_bundle(bundle: Bundle, place: Path, manifest: Manifest) -> Bundle:
         BundleDamagedError: the bundle changed meanwhile.
         OSError: it cannot be written; nothing is left behind.
     """
-    hidden = hidden_folder(place.parent, place.name)
-    try:
+    with half_written(place.parent, place.name) as hidden:
         for file in bundle.manifest.files:
             _copy_file(bundle.path / file, hidden / file)
         if manifest is bundle.manifest:
@@ -69,13 +52,7 @@ def copy_bundle(bundle: Bundle, place: Path, manifest: Manifest) -> Bundle:
             Bundle.open(hidden).verify()
         except BundleDamagedError as error:
             raise BundleDamagedError(bundle.path, f"it changed while it was copied: {error.problem}") from error
-        hidden.chmod(0o755)
-        sync_folder(hidden)
-        hidden.rename(place)
-        sync_folder(place.parent)
-    except BaseException:  # Ctrl-C, too, must leave nothing behind; it goes on its way
-        shutil.rmtree(hidden, ignore_errors=True)
-        raise
+        put_in_place(hidden, place)
     return Bundle.open(place)
 
 

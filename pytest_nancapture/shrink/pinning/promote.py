@@ -12,7 +12,7 @@ from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.bundle.folder import sync_folder, write_text
 from pytest_nancapture.bundle.manifest import MANIFEST_NAME
 from pytest_nancapture.errors import PinError
-from pytest_nancapture.shrink.fresh import replay_afresh
+from pytest_nancapture.shrink.pinning.fresh import replay_afresh
 
 _KNOWN = re.compile(r'("known"\s*:\s*)true')
 

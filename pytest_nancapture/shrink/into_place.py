@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_nancapture.bundle.bundle import Bundle
+from pytest_nancapture.bundle.folder import workshop
 from pytest_nancapture.errors import BundleError, ShrinkError
-from pytest_nancapture.shrink.pinning.place import workshop
-from pytest_nancapture.shrink.resume import memory_file
+from pytest_nancapture.shrink.resume import resume_path
 
 if TYPE_CHECKING:
     from pytest_nancapture.shrink.shrinker import Progress, Shrunk
@@ -51,11 +51,11 @@ def shrink_into(
         return shrink(bundle, place, device=device, max_seconds=max_seconds, jobs=jobs, progress=progress), 0
     earlier = _earlier(bundle, place)
     with workshop(place.parent, place.name) as new:
-        source = bundle if _move(memory_file(place), memory_file(new)) else earlier
+        source = bundle if _move(resume_path(place), resume_path(new)) else earlier
         try:
             shrunk = shrink(source, new, device=device, max_seconds=max_seconds, jobs=jobs, progress=progress)
         finally:
-            _move(memory_file(new), memory_file(place))
+            _move(resume_path(new), resume_path(place))
         if shrunk.after < earlier.size:
             place.rename(new.with_name(f"{place.name}.old"))
             new.rename(place)
