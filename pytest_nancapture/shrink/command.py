@@ -16,6 +16,7 @@ from pytest_nancapture.bundle.text import parse_size, printable
 from pytest_nancapture.errors import NancaptureError
 from pytest_nancapture.shrink.display import ProgressLine, shrinking_line, shrunk_dict, shrunk_page
 from pytest_nancapture.shrink.into_place import shrink_into, small_sibling
+from pytest_nancapture.shrink.options import ShrinkOptions
 from pytest_nancapture.shrink.pinning import pin as pinning
 from pytest_nancapture.shrink.pinning import promote as promoting
 from pytest_nancapture.shrink.pinning.display import pinned_lines
@@ -83,6 +84,10 @@ def _add_shrinking(command: argparse.ArgumentParser) -> None:
     command.add_argument("--jobs", type=_count, default=1, metavar="N", help=text)
 
 
+def _options(args: argparse.Namespace, line: ProgressLine) -> ShrinkOptions:
+    return ShrinkOptions(max_seconds=args.max_seconds, jobs=args.jobs, progress=line)
+
+
 def _size(text: str) -> int:
     try:
         return parse_size(text)
@@ -112,9 +117,7 @@ def shrink(args: argparse.Namespace) -> int:
     out = small_sibling(bundle) if args.out is None else args.out
     print(shrinking_line(shown(bundle.path), args.max_seconds), "...", file=sys.stderr, flush=True)
     with contextlib.redirect_stdout(sys.stderr), contextlib.closing(ProgressLine()) as line:
-        shrunk, earlier = shrink_into(
-            bundle, out, device=args.device, max_seconds=args.max_seconds, jobs=args.jobs, progress=line
-        )
+        shrunk, earlier = shrink_into(bundle, out, _options(args, line), device=args.device)
     if args.json:
         print(json.dumps(shrunk_dict(shrunk)))
     else:
@@ -163,9 +166,7 @@ def _pin_one(args: argparse.Namespace, source: Path, folder: Path) -> pinning.Pi
             known=args.known,
             again=args.again,
             max_size=args.max_size,
-            shrinking=pinning.Shrinking(max_seconds=args.max_seconds, jobs=args.jobs, progress=line)
-            if args.shrink
-            else None,
+            shrinking=_options(args, line) if args.shrink else None,
             tell=tell,
         )
 

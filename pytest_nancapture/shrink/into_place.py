@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.bundle.folder import workshop
 from pytest_nancapture.errors import BundleError, ShrinkError
+from pytest_nancapture.shrink.options import ShrinkOptions
 from pytest_nancapture.shrink.resume import resume_path
 
 if TYPE_CHECKING:
-    from pytest_nancapture.shrink.shrinker import Progress, Shrunk
+    from pytest_nancapture.shrink.shrinker import Shrunk
 
 
 def small_sibling(bundle: Bundle) -> Path:
@@ -22,15 +22,7 @@ def small_sibling(bundle: Bundle) -> Path:
     return bundle.path.with_name(f"{bundle.name}-small")
 
 
-def shrink_into(
-    bundle: Bundle,
-    place: Path,
-    *,
-    device: str = "auto",
-    max_seconds: float = 300.0,
-    jobs: int = 1,
-    progress: Callable[[Progress], None] | None = None,
-) -> tuple[Shrunk, int]:
+def shrink_into(bundle: Bundle, place: Path, options: ShrinkOptions, *, device: str = "auto") -> tuple[Shrunk, int]:
     """Shrink a bundle into `place`; where a smaller one of the same step is there already, go on from that one.
 
     What is at `place` is only ever replaced by a smaller one.
@@ -48,12 +40,12 @@ def shrink_into(
 
     place = place.absolute()
     if not os.path.lexists(place):
-        return shrink(bundle, place, device=device, max_seconds=max_seconds, jobs=jobs, progress=progress), 0
+        return shrink(bundle, place, device=device, **options.as_arguments()), 0
     earlier = _earlier(bundle, place)
     with workshop(place.parent, place.name) as new:
         source = bundle if _move(resume_path(place), resume_path(new)) else earlier
         try:
-            shrunk = shrink(source, new, device=device, max_seconds=max_seconds, jobs=jobs, progress=progress)
+            shrunk = shrink(source, new, device=device, **options.as_arguments())
         finally:
             _move(resume_path(new), resume_path(place))
         if shrunk.after < earlier.size:

@@ -17,9 +17,10 @@ from fake_shrinker import SMALL, FakeShrinker, install
 from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.bundle.manifest import PinRecord, Reproduced
 from pytest_nancapture.errors import BundleDamagedError, DeviceUnavailableError, PinError, ShrinkError
+from pytest_nancapture.shrink.options import ShrinkOptions
 from pytest_nancapture.shrink.pinning import pin as module
 from pytest_nancapture.shrink.pinning.fresh import replay_afresh
-from pytest_nancapture.shrink.pinning.pin import Shrinking, pin
+from pytest_nancapture.shrink.pinning.pin import pin
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,7 +79,7 @@ def test_a_red_bundle_is_shrunk(
     before, proof = content(source), {**RED, "notes": ["proven"]}
     answers += [RED, proof]
     told: list[str] = []
-    pinned = pin(source, fixtures, tell=told.append, shrinking=Shrinking(max_seconds=9, jobs=3))
+    pinned = pin(source, fixtures, tell=told.append, shrinking=ShrinkOptions(max_seconds=9, jobs=3))
     assert (Bundle.open(fixtures / PINNED), proof) == (pinned.bundle, pinned.result)
     assert pinned.shrunk is not None
     assert (Bundle.open(source).size, pinned.bundle.size) == (pinned.shrunk.before, pinned.shrunk.after)

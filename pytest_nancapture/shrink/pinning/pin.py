@@ -18,6 +18,7 @@ from pytest_nancapture.bundle.paths import shown
 from pytest_nancapture.bundle.text import human_size, size_above
 from pytest_nancapture.errors import NancaptureError, PinError
 from pytest_nancapture.shrink.display import shrinking_line
+from pytest_nancapture.shrink.options import DEFAULTS, ShrinkOptions
 from pytest_nancapture.shrink.pinning.fresh import replay_afresh
 from pytest_nancapture.shrink.pinning.name import readable_name
 from pytest_nancapture.shrink.pinning.place import check_name, copy_bundle, free_name
@@ -26,21 +27,12 @@ from pytest_nancapture.shrink.pinning.twin import is_traced, pinned_twin, same_c
 if TYPE_CHECKING:
     from os import PathLike
 
-    from pytest_nancapture.shrink.shrinker import Progress, Shrunk
+    from pytest_nancapture.shrink.shrinker import Shrunk
 
 log = logging.getLogger("pytest_nancapture")
 
 MAX_SIZE = 1_000_000
 """Bytes that a fixture may have, unless said otherwise: it lives in git for ever."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shrinking:
-    """How to make a bundle small before it is pinned; see :func:`pytest_nancapture.shrink.shrinker.shrink`."""
-
-    max_seconds: float = 300.0
-    jobs: int = 1
-    progress: Callable[[Progress], None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +62,7 @@ def pin(
     known: bool = False,
     again: bool = False,
     max_size: int = MAX_SIZE,
-    shrinking: Shrinking | None = Shrinking(),
+    shrinking: ShrinkOptions | None = DEFAULTS,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Pinned:
     """Shrink a bundle into `folder` if a replay in a fresh process, with today's code, is not finite.
@@ -122,7 +114,7 @@ def _smaller(
     folder: Path,
     result: dict[str, Any] | None,
     device: str,
-    shrinking: Shrinking | None,
+    shrinking: ShrinkOptions | None,
     tell: Callable[[str], None],
 ) -> Iterator[Pinned]:
     """The shrunk bundle, proven red, in a hidden place for a while; or the bundle as it is, and why."""
@@ -138,14 +130,14 @@ def _shrunk(
     hidden: Path,
     result: dict[str, Any],
     device: str,
-    shrinking: Shrinking,
+    shrinking: ShrinkOptions,
     tell: Callable[[str], None],
 ) -> Pinned:
     tell(shrinking_line("it", shrinking.max_seconds))
     try:
         from pytest_nancapture.shrink.shrinker import shrink
 
-        shrunk = shrink(bundle, hidden, device=device, **_options(shrinking))
+        shrunk = shrink(bundle, hidden, device=device, **shrinking.as_arguments())
         tell("replaying the shrunk one in a fresh process")
         proof = replay_afresh(shrunk.bundle.path, device, trace=True)
     except Exception as error:  # whatever keeps it from being smaller must not cost the pin
@@ -159,10 +151,6 @@ def _shrunk(
     else:
         return Pinned(bundle=shrunk.bundle, result=proof, shrunk=shrunk)
     return Pinned(bundle=bundle, result=result, notes=(f"pinned as it is, since the shrunk one {why}",))
-
-
-def _options(shrinking: Shrinking) -> dict[str, Any]:
-    return {field.name: getattr(shrinking, field.name) for field in dataclasses.fields(shrinking)}
 
 
 def _check_place(bundle: Bundle, folder: Path, name: str | None, *, again: bool) -> None:
