@@ -24,7 +24,7 @@ def micro_batches(search: Search) -> None:
         return
     change = dataclasses.replace
     alone = (guilty,)
-    found = search.first(
+    found = search.keep_first(
         [change(plan, window=alone), change(plan, window=alone, alone=True)],
         "the guilty micro-batch alone",
     )
@@ -173,7 +173,7 @@ def random_state(search: Search) -> None:
     """A seed in place of the captured states."""
     if search.best.seed is None:
         seeds = [dataclasses.replace(search.best, seed=seed) for seed in range(_SEEDS)]
-        search.first(seeds, "random state from a seed", smaller=True)
+        search.keep_first(seeds, "random state from a seed", smaller=True)
 
 
 def optimizer(search: Search) -> None:

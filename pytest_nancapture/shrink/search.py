@@ -1,4 +1,4 @@
-"""The order and the memory of a shrink: ``consider`` a candidate, keep it where the fault is the same."""
+"""The order of a shrink, and what it remembers: ``consider`` a candidate, keep it where the fault is the same."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_nancapture.bundle.schema import read
-from pytest_nancapture.shrink.candidate.fault import Seen, difference
+from pytest_nancapture.shrink.candidate.fault import SeenFault, difference
 from pytest_nancapture.shrink.candidate.plan import Plan, Range, Survey, count, without
 from pytest_nancapture.shrink.candidate.pool import Answer, Pool
 
@@ -49,7 +49,7 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Judgement:
     """Of one candidate. `problem` is empty where the fault is the same; `is_runnable`, whether the step ran at all."""
 
     problem: str
@@ -69,13 +69,13 @@ class Search:
         history: all that were best once, in order.
         rejected: keys of the plans that were tried in vain.
         pass_name: for the progress.
-        saved: called whenever a candidate was kept.
+        on_kept: called whenever a candidate was kept.
     """
 
     def __init__(
-        self, pool: Pool, survey: Survey, first: Seen, deadline: float, report: Callable[[Progress], None]
+        self, pool: Pool, survey: Survey, fault: SeenFault, deadline: float, report: Callable[[Progress], None]
     ) -> None:
-        """`first` is the captured fault, `deadline` is of the monotonic clock."""
+        """`deadline` is of the monotonic clock."""
         self.survey = survey
         self.best = Plan(window=tuple(range(survey.window)))
         self.size = survey.size
@@ -83,20 +83,20 @@ class Search:
         self.history: list[Plan] = []
         self.rejected: set[str] = set()
         self.pass_name = ""
-        self.saved: Callable[[], None] = lambda: None
+        self.on_kept: Callable[[], None] = lambda: None
         self._pool = pool
-        self.fault = first
+        self.fault = fault
         self._deadline = deadline
         self._report = report
         self._began = time.monotonic()
-        self._limit = max(_SLOWEST, _SLOWER * first.seconds)
-        self._memo: dict[Plan, Verdict] = {}
+        self._limit = max(_SLOWEST, _SLOWER * fault.seconds)
+        self._memo: dict[Plan, Judgement] = {}
 
     def consider(self, plan: Plan, what: str, *, smaller: bool = False) -> bool:
         """Keep the candidate if its fault is the same; with `smaller`, only if it takes less room, too."""
-        return self.first([plan], what, smaller=smaller) is not None
+        return self.keep_first([plan], what, smaller=smaller) is not None
 
-    def first(
+    def keep_first(
         self, plans: Sequence[Plan], what: str, *, smaller: bool = False, patience: int | None = None
     ) -> int | None:
         """Keep the first candidate, in order, that can be kept; several are tried side by side.
@@ -110,12 +110,12 @@ class Search:
         Returns:
             Its position; None where there is none.
         """
-        for position, verdict in enumerate(self._verdicts(plans, what)):
-            if not verdict.problem and (not smaller or verdict.size < self.size) and plans[position] != self.best:
-                self.best, self.size = plans[position], verdict.size
+        for position, judgement in enumerate(self._judgements(plans, what)):
+            if not judgement.problem and (not smaller or judgement.size < self.size) and plans[position] != self.best:
+                self.best, self.size = plans[position], judgement.size
                 self.kept += 1
                 self.history.append(self.best)
-                self.saved()
+                self.on_kept()
                 self._tell(what)
                 return position
             if patience is not None and position + 1 >= patience:
@@ -126,7 +126,7 @@ class Search:
 
     def holds(self, plan: Plan, what: str) -> bool:
         """Whether the candidate's fault is the same; it is not kept."""
-        return not next(iter(self._verdicts([plan], what))).problem
+        return not next(iter(self._judgements([plan], what))).problem
 
     def request(self, do: str, plan: Plan) -> dict[str, Any]:
         """What to ask a worker."""
@@ -136,7 +136,7 @@ class Search:
         """Whether the step ran at all in any of the candidates, for all that is remembered."""
         return any(self._memo[plan].is_runnable for plan in plans if plan in self._memo)
 
-    def _verdicts(self, plans: Sequence[Plan], what: str) -> Iterator[Verdict]:
+    def _judgements(self, plans: Sequence[Plan], what: str) -> Iterator[Judgement]:
         for start, plan in enumerate(plans):
             if plan not in self._memo:
                 self._evaluate(plans[start:], what)
@@ -145,8 +145,8 @@ class Search:
     def _evaluate(self, plans: Sequence[Plan], what: str) -> None:
         """The first of `plans`, and as many after it as there are workers."""
         ahead = [plan for plan in dict.fromkeys(plans[: 2 * self._pool.jobs]) if plan not in self._memo]
-        known = [plan for plan in ahead if key(plan) in self.rejected]
-        self._memo.update((plan, Verdict(problem="tried before", size=0)) for plan in known)
+        known = [plan for plan in ahead if plan_key(plan) in self.rejected]
+        self._memo.update((plan, Judgement(problem="tried before", size=0)) for plan in known)
         new = [plan for plan in ahead if plan not in self._memo][: self._pool.jobs]
         if not new or plans[0] in self._memo:
             return
@@ -159,16 +159,16 @@ class Search:
             if answer.get("error", {}).get("type") == "Hung" and time.monotonic() >= self._deadline:
                 raise OutOfTimeError
             self.tried += 1
-            verdict = self._memo[plan] = self._judge(answer)
-            if verdict.problem:
-                self.rejected.add(key(plan))
+            judgement = self._memo[plan] = self._judge(answer)
+            if judgement.problem:
+                self.rejected.add(plan_key(plan))
 
-    def _judge(self, answer: Answer) -> Verdict:
+    def _judge(self, answer: Answer) -> Judgement:
         if "seen" not in answer:
-            return Verdict(problem=str(answer.get("error")), size=0, is_runnable=False)
-        seen = read(Seen, answer["seen"], "seen")
+            return Judgement(problem=str(answer.get("error")), size=0, is_runnable=False)
+        seen = read(SeenFault, answer["seen"], "seen")
         is_runnable = seen.result["verdict"] not in ("error", "mismatch")
-        return Verdict(problem=difference(self.fault, seen), size=answer["size"], is_runnable=is_runnable)
+        return Judgement(problem=difference(self.fault, seen), size=answer["size"], is_runnable=is_runnable)
 
     def _tell(self, what: str) -> None:
         seconds = time.monotonic() - self._began
@@ -212,7 +212,7 @@ def delete(
             pieces = [piece for piece in pieces if total - piece[1] >= least]
             left = [without(kept, *piece) for piece in pieces]
             plans = [make(ranges) for ranges in left]
-            found = search.first(plans, f"{what}: {how.format(size, total)}", smaller=smaller, patience=_PATIENCE)
+            found = search.keep_first(plans, f"{what}: {how.format(size, total)}", smaller=smaller, patience=_PATIENCE)
             if found is None:
                 # Only what was looked at with any number of workers may decide.
                 hopeless = len(plans) >= _HOPELESS and not search.was_runnable(plans[:_HOPELESS])
@@ -225,6 +225,6 @@ def delete(
         size = max(min(size, count(kept)) // 2, 1)
 
 
-def key(plan: Plan) -> str:
-    """Of a plan, for the memory that outlives the process."""
+def plan_key(plan: Plan) -> str:
+    """What stands for a plan in the file that outlives the process."""
     return hashlib.sha256(json.dumps(plan.as_dict(), sort_keys=True).encode()).hexdigest()[:16]

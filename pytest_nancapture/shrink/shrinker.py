@@ -13,7 +13,7 @@ from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.bundle.folder import half_written, put_in_place
 from pytest_nancapture.bundle.schema import read
 from pytest_nancapture.errors import DeviceUnavailableError, ShrinkError
-from pytest_nancapture.shrink.candidate.fault import Seen, difference
+from pytest_nancapture.shrink.candidate.fault import SeenFault, difference
 from pytest_nancapture.shrink.candidate.plan import Plan, Survey
 from pytest_nancapture.shrink.candidate.pool import Answer, Pool
 from pytest_nancapture.shrink.kept import kept_in_words
@@ -131,7 +131,7 @@ def _search(search: Search, resume: ResumeFile, place: Path) -> tuple[tuple[Gain
         known = resume.load()
         if known is not None and search.consider(known[0], "what an earlier shrink has found"):
             search.rejected |= known[1]
-        search.saved = lambda: resume.save(search.best, search.rejected)
+        search.on_kept = lambda: resume.save(search.best, search.rejected)
         while True:
             best = search.best
             for name, run in PASSES.items():
@@ -164,10 +164,10 @@ def _told(gains: dict[str, Gain]) -> tuple[Gain, ...]:
     return tuple(gain for gain in gains.values() if gain.tried)
 
 
-def _look(pool: Pool, bundle: Bundle) -> Seen:
+def _look(pool: Pool, bundle: Bundle) -> SeenFault:
     """The fault, as the captured bundle has it with today's code."""
     (answer,) = pool.ask([{"do": "look"}], _PATIENT)
-    seen = read(Seen, _expect(answer, "seen", bundle), "seen")
+    seen = read(SeenFault, _expect(answer, "seen", bundle), "seen")
     if not seen.is_red:
         raise ShrinkError(
             f"{bundle.path}: not shrunk, since it is not red: expected a replay that is nonfinite, came "
@@ -205,7 +205,7 @@ def _written(
         if "seen" not in answer:
             problem = str(answer.get("error", {}).get("message"))
             continue
-        seen = read(Seen, answer["seen"], "seen")
+        seen = read(SeenFault, answer["seen"], "seen")
         problem = difference(first, seen)
         if not problem:
             return plan, answer["size"], seen.result

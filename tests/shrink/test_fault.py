@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pytest_nancapture.shrink.candidate.fault import Seen, difference
+from pytest_nancapture.shrink.candidate.fault import SeenFault, difference
 
-FIRST = Seen(
+FIRST = SeenFault(
     result={
         "verdict": "nonfinite",
         "culprit": {
@@ -30,7 +30,7 @@ FIRST = Seen(
 )
 
 
-def changed(culprit: dict[str, Any] | None = None, **fields: Any) -> Seen:
+def changed(culprit: dict[str, Any] | None = None, **fields: Any) -> SeenFault:
     result = {**FIRST.result, "culprit": {**FIRST.culprit, **(culprit or {})}}
     return dataclasses.replace(FIRST, **{"result": result, **fields})
 
@@ -62,7 +62,7 @@ def test_same() -> None:
         (changed(spares=False), "no good entry is left in the batch"),
     ],
 )
-def test_different(now: Seen, problem: str) -> None:
+def test_different(now: SeenFault, problem: str) -> None:
     """Whatever else than the size changes makes it another fault, or no test of this one."""
     assert difference(FIRST, now) == problem
 
@@ -70,7 +70,7 @@ def test_different(now: Seen, problem: str) -> None:
 def test_given() -> None:
     """Of bad values that the batch holds, it counts which tensor holds them, and which kind they are."""
 
-    def given(text: str) -> Seen:
+    def given(text: str) -> SeenFault:
         return changed({"phase": "input", "op": "", "file": "", "line": 0, "explanation": text})
 
     first = given("batch[1] holds 3 NaN among 16 values, in samples 1, 2 of 16 (and 1 more)")

@@ -11,7 +11,7 @@ _KINDS = re.compile(r"\b(NaN|Inf)\b")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class SeenFault:
     """A replay, as far as it tells one fault from another.
 
     Attributes:
@@ -51,7 +51,7 @@ class Seen:
         return self.result.get("culprit") or {}
 
 
-def difference(first: Seen, now: Seen) -> str:
+def difference(first: SeenFault, now: SeenFault) -> str:
     """Why `now` is not the fault of `first`, or no test of it; empty where it is.
 
     The culprit must be the same, born as the same kind, and surface in the same places and parameters. Bad values
@@ -61,14 +61,14 @@ def difference(first: Seen, now: Seen) -> str:
     return unlike(first, now) or _vacuous(first, now)
 
 
-def unlike(first: Seen, now: Seen) -> str:
+def unlike(first: SeenFault, now: SeenFault) -> str:
     """The same, but for what is left when the fault is mended: that takes another replay to see."""
     if not now.is_red:
         return f"it is {now.result['verdict']}: {now.result.get('reason', '')}"
     return _other_culprit(first, now) or _other_symptoms(first, now) or _latent(first, now)
 
 
-def _other_culprit(first: Seen, now: Seen) -> str:
+def _other_culprit(first: SeenFault, now: SeenFault) -> str:
     for key in ("phase", "op", "file", "line"):
         before, after = first.culprit.get(key), now.culprit.get(key)
         if before != after:
@@ -79,7 +79,7 @@ def _other_culprit(first: Seen, now: Seen) -> str:
     return f"another cause: {after or 'none'}, was {before or 'none'}" if before != after else ""
 
 
-def _other_symptoms(first: Seen, now: Seen) -> str:
+def _other_symptoms(first: SeenFault, now: SeenFault) -> str:
     if now.kind != first.kind:
         return f"{now.kind} in place of {first.kind}"
     main = {"loss", "gradients"}
@@ -91,20 +91,20 @@ def _other_symptoms(first: Seen, now: Seen) -> str:
     return "" if set(now.nonzero) == set(first.nonzero) else "other parameters have no gradient"
 
 
-def _latent(first: Seen, now: Seen) -> str:
+def _latent(first: SeenFault, now: SeenFault) -> str:
     new = sorted(set(now.births) - set(first.births))
     if new:
         return f"bad values are born in a place where none were: {new[0]}"
     return "no good entry is left in the batch" if first.spares and not now.spares else ""
 
 
-def _vacuous(first: Seen, now: Seen) -> str:
+def _vacuous(first: SeenFault, now: SeenFault) -> str:
     if first.healed is None or set(first.healed) <= set(now.healed or ()):
         return ""
     return "with the fault mended, fewer parameters would have a gradient"
 
 
-def _cause(seen: Seen) -> str:
+def _cause(seen: SeenFault) -> str:
     """The explanation without what changes with the size of things; of what was given, which it is."""
     text = str(seen.culprit.get("explanation", ""))
     if seen.culprit.get("phase") in ("input", "weights"):

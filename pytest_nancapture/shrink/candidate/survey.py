@@ -13,8 +13,9 @@ from pytest_nancapture.bundle.tensors.file import stored_values
 from pytest_nancapture.bundle.tensors.recipes import is_simple
 from pytest_nancapture.errors import NancaptureError
 from pytest_nancapture.replay.observe import initial_tensors
-from pytest_nancapture.shrink.candidate.apply import Original, apply, list_path, lists_in, tensor_names
+from pytest_nancapture.shrink.candidate.make import Original, make_candidate
 from pytest_nancapture.shrink.candidate.plan import Part, Plan, Survey
+from pytest_nancapture.shrink.candidate.tree import list_path, lists_in, tensor_names
 
 
 def survey(original: Original, device: torch.device) -> Survey:
@@ -59,7 +60,7 @@ def _part(name: str, group: str, tensor: Tensor) -> Part:
 def _initial(original: Original, device: torch.device) -> dict[str, Tensor]:
     """What the code makes, where it makes the same twice."""
     plan = Plan(window=tuple(range(len(original.bundle.manifest.batch.window))))
-    candidate = apply(plan, original)
+    candidate = make_candidate(plan, original)
     before = candidate.manifest.module.initial
     seed = before.seed if before is not None else plan.initial_seed
     record = dataclasses.replace(candidate.manifest.module, initial=InitialRecord(seed=seed))

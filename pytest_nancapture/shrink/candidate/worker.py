@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pytest_nancapture.bundle.bundle import Bundle
     from pytest_nancapture.bundle.manifest import Fault, Manifest
     from pytest_nancapture.replay.observe import Observed
-    from pytest_nancapture.shrink.candidate.apply import Candidate, Original
+    from pytest_nancapture.shrink.candidate.make import Candidate, Original
 
 
 class Worker:
@@ -52,7 +52,7 @@ class Worker:
 
     @property
     def _original(self) -> Original:
-        from pytest_nancapture.shrink.candidate.apply import Original
+        from pytest_nancapture.shrink.candidate.make import Original
 
         if self._held is None:
             self._bundle.verify()
@@ -96,11 +96,11 @@ class Worker:
         from pytest_nancapture.bundle.bundle import Bundle
         from pytest_nancapture.bundle.schema import read
         from pytest_nancapture.replay.observe import gradients_when_healed, observe
-        from pytest_nancapture.shrink.candidate.apply import apply
-        from pytest_nancapture.shrink.candidate.fault import Seen, unlike
+        from pytest_nancapture.shrink.candidate.fault import SeenFault, unlike
+        from pytest_nancapture.shrink.candidate.make import make_candidate
         from pytest_nancapture.shrink.candidate.plan import Plan
 
-        candidate = apply(Plan.from_dict(data), self._original)
+        candidate = make_candidate(Plan.from_dict(data), self._original)
         manifest = candidate.manifest
         threads = min(manifest.numerics.get("threads", self._threads), self._threads)
         limited = dataclasses.replace(manifest, numerics={**manifest.numerics, "threads": threads})
@@ -108,7 +108,7 @@ class Worker:
         observed = observe(bundle, candidate.source, self._device)
         seen = _seen(observed)
         # A second replay only where it decides.
-        if not unlike(read(Seen, fault, "fault"), read(Seen, json.loads(json.dumps(seen)), "seen")):
+        if not unlike(read(SeenFault, fault, "fault"), read(SeenFault, json.loads(json.dumps(seen)), "seen")):
             seen["healed"] = gradients_when_healed(bundle, candidate.source, self._device)
         full = dataclasses.replace(manifest, fault=_fault(manifest.fault, observed, candidate))
         return candidate, full, {"seen": seen, "size": candidate.size(full)}

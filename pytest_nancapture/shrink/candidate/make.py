@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from pytest_nancapture.bundle.tensors.recipes import fill, noise
 from pytest_nancapture.bundle.write import with_layouts
 from pytest_nancapture.replay.run import stored_in
 from pytest_nancapture.shrink.candidate.plan import Plan, Range, Way
+from pytest_nancapture.shrink.candidate.tree import LIST, cut_lists, list_path, tensor_names
 
 _LEVELS = 15
 """Steps between the smallest and the largest value of what is rounded."""
@@ -82,7 +83,7 @@ class Candidate:
         return sum(record.bytes for record in files.values()) + len(text.encode())
 
 
-def apply(plan: Plan, original: Original) -> Candidate:
+def make_candidate(plan: Plan, original: Original) -> Candidate:
     """The candidate of a plan.
 
     Raises:
@@ -122,7 +123,7 @@ def _smaller_manifest(plan: Plan, manifest: Manifest) -> Manifest:
     replace = dataclasses.replace
     lists = {(axis.name, 0): cut.kept for cut in plan.cuts for axis in cut.axes if axis.name.startswith(LIST)}
     window = tuple(
-        replace(micro, tree=_cut_lists(micro.tree, list_path(position), lists)) if lists else micro
+        replace(micro, tree=cut_lists(micro.tree, list_path(position), lists)) if lists else micro
         for position, micro in enumerate(manifest.batch.window)
         if position in plan.window
     )
@@ -187,44 +188,3 @@ def rounded(tensor: Tensor) -> Tensor:
         return tensor
     step = (finite.max() - finite.min()) / _LEVELS
     return ((value / step).round() * step).to(tensor.dtype) if step > 0 else tensor
-
-
-LIST = "list:"
-"""What begins the name of an axis that is a list in a batch's tree, and not a tensor."""
-
-
-def list_path(position: int) -> str:
-    """Of the root of a micro-batch's tree."""
-    return f"{LIST}{position}"
-
-
-def lists_in(node: Any, path: str) -> Iterator[tuple[str, int]]:
-    """Lists and tuples of a tree below its root, with their lengths."""
-    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-    for key, child in items:
-        below = f"{path}/{key}"
-        # A tuple at the root is a step's arguments.
-        is_row = key == "list" or (key == "tuple" and "/" in path)
-        if is_row and isinstance(child, list) and len(child) > 1:
-            yield below, len(child)
-        yield from lists_in(child, below)
-
-
-def _cut_lists(node: Any, path: str, choices: Mapping[tuple[str, int], tuple[Range, ...]]) -> Any:
-    if isinstance(node, dict):
-        return {key: _cut_lists(child, f"{path}/{key}", choices) for key, child in node.items()}
-    if isinstance(node, list):
-        items = [_cut_lists(child, f"{path}/{i}", choices) for i, child in enumerate(node)]
-        kept = choices.get((path, 0))
-        return items if kept is None else [item for part in kept for item in items[part.start : part.stop]]
-    return node
-
-
-def tensor_names(node: Any) -> Iterator[str]:
-    """Of the tensors in an encoded tree."""
-    if isinstance(node, dict):
-        for tag in ("tensor", "ndarray", "numpy_scalar"):
-            if isinstance(node.get(tag), str):
-                yield node[tag]
-    for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
-        yield from tensor_names(child)
