@@ -18,7 +18,8 @@ from pytest_nancapture.bundle.manifest import (
     Layouts,
     Manifest,
 )
-from pytest_nancapture.bundle.tensors.file import pack, write_plain
+from pytest_nancapture.bundle.tensors.file import write_plain
+from pytest_nancapture.bundle.tensors.layouts import pack
 
 
 def write_bundle(

@@ -1,1 +1,1 @@
-"""Tensors on disk: one file of them, those that a few numbers make, and a module's under their names."""
+"""Tensors on disk: which kinds, how they are laid out, one file of them, and a module's under their names."""

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytest_nancapture.bundle.tensors.file import unwritable
+from pytest_nancapture.bundle.tensors.kinds import unwritable
 from pytest_nancapture.bundle.values.objects import EMPTY, builtin_base, is_harmless, pytree_nodes, slots_of
 from pytest_nancapture.bundle.values.references import refer
 from pytest_nancapture.errors import UnwritableValueError

@@ -22,7 +22,8 @@ from pytest_nancapture.bundle.manifest import (
     Manifest,
     RngRecord,
 )
-from pytest_nancapture.bundle.tensors.file import pack, plain_size, unpack
+from pytest_nancapture.bundle.tensors.file import plain_size
+from pytest_nancapture.bundle.tensors.layouts import pack, unpack
 from pytest_nancapture.bundle.tensors.recipes import fill, noise
 from pytest_nancapture.bundle.write import with_layouts
 from pytest_nancapture.replay.run import stored_in

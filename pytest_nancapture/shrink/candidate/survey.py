@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.bundle.manifest import BATCH, OPTIMIZER, WEIGHTS, InitialRecord
-from pytest_nancapture.bundle.tensors.file import stored_values
+from pytest_nancapture.bundle.tensors.kinds import stored_values
 from pytest_nancapture.bundle.tensors.recipes import is_simple
 from pytest_nancapture.errors import NancaptureError
 from pytest_nancapture.replay.observe import initial_tensors

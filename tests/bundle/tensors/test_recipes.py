@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pytest_nancapture.bundle.tensors.file import pack, plain_size, read_tensors, unpack, write_plain, write_tensors
+from pytest_nancapture.bundle.tensors.file import plain_size, read_tensors, write_plain, write_tensors
+from pytest_nancapture.bundle.tensors.layouts import pack, unpack
 from pytest_nancapture.bundle.tensors.recipes import LIMIT, fill, noise
 
 if TYPE_CHECKING:
