@@ -21,7 +21,7 @@ from pytest_nancapture.bundle.manifest import (
     RngRecord,
 )
 from pytest_nancapture.bundle.numerics import numeric_settings
-from pytest_nancapture.bundle.tensors.file import unwritable
+from pytest_nancapture.bundle.tensors.kinds import unwritable
 from pytest_nancapture.bundle.tensors.names import buffers, parameters, submodules, volatile_buffers
 from pytest_nancapture.bundle.values.encode import Encoder
 from pytest_nancapture.bundle.write import write_bundle

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pytest_nancapture.bundle.tensors.file import stored_values
+from pytest_nancapture.bundle.tensors.kinds import stored_values
 from pytest_nancapture.bundle.text import some
 from pytest_nancapture.diagnose.culprit import Culprit
 from pytest_nancapture.step.check import is_finite

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from pytest_nancapture.bundle.tensors.file import stored_values
+from pytest_nancapture.bundle.tensors.kinds import stored_values
 from pytest_nancapture.bundle.tensors.names import buffers, parameters, submodules
 from pytest_nancapture.diagnose.explain import explain, explain_gradient
 from pytest_nancapture.diagnose.source import Source, user_source

@@ -13,7 +13,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 
 from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.bundle.manifest import BATCH
-from pytest_nancapture.bundle.tensors.file import stored_values
+from pytest_nancapture.bundle.tensors.kinds import stored_values
 from pytest_nancapture.bundle.tensors.names import buffers, parameters, unique_parameters
 from pytest_nancapture.bundle.values.references import repository_root
 from pytest_nancapture.diagnose.blame import relative_file

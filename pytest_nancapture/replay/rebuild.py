@@ -14,7 +14,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 
 from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.bundle.manifest import ModuleRecord
-from pytest_nancapture.bundle.tensors.file import is_expanded
+from pytest_nancapture.bundle.tensors.kinds import is_expanded
 from pytest_nancapture.bundle.tensors.names import (
     buffers,
     has_buffer,

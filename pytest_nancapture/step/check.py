@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from pytest_nancapture.bundle.tensors.file import stored_values, unwritable
+from pytest_nancapture.bundle.tensors.kinds import stored_values, unwritable
 
 _FUSED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -12,7 +12,7 @@ from typing import Any, get_args
 from lightning.pytorch import Callback
 from torch.nn.parameter import is_lazy
 
-from pytest_nancapture.bundle.tensors.file import unwritable
+from pytest_nancapture.bundle.tensors.kinds import unwritable
 from pytest_nancapture.bundle.tensors.names import buffers, parameters
 from pytest_nancapture.capture.react import OnCapture
 from pytest_nancapture.capture.recipe import recipe_of

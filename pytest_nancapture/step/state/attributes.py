@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pytest_nancapture.bundle.tensors.file import is_expanded, unwritable
+from pytest_nancapture.bundle.tensors.kinds import is_expanded, unwritable
 from pytest_nancapture.bundle.tensors.names import submodules
 from pytest_nancapture.step.state.inventory import is_rare
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from pytest_nancapture.bundle.tensors.file import unwritable
+from pytest_nancapture.bundle.tensors.kinds import unwritable
 from pytest_nancapture.bundle.tensors.names import submodules
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_nancapture.bundle import rng
-from pytest_nancapture.bundle.tensors.file import is_expanded
+from pytest_nancapture.bundle.tensors.kinds import is_expanded
 from pytest_nancapture.bundle.tensors.names import unique_parameters
 from pytest_nancapture.step.state.attributes import Objects
 from pytest_nancapture.step.state.inventory import can_be_kept

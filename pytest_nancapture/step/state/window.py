@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypedDict
 import torch
 from torch import Tensor, nn
 
-from pytest_nancapture.bundle.tensors.file import is_expanded
+from pytest_nancapture.bundle.tensors.kinds import is_expanded
 from pytest_nancapture.bundle.tensors.names import buffers, parameters, replace_buffer, submodules, unique_parameters
 from pytest_nancapture.step.state.batch import TakenBatch
 from pytest_nancapture.step.state.inventory import can_be_kept
