@@ -16,6 +16,7 @@ from fake_bundles import fake_manifest, write_bundle
 from pytest_nancapture.bundle import manifest as module
 from pytest_nancapture.bundle.manifest import (
     FileRecord,
+    InitialRecord,
     Manifest,
     MicroBatch,
     OptimizerRecord,
@@ -296,6 +297,15 @@ def test_a_manifest_that_may_not_be_read(bundle: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Path, "read_text", refuse)
     assert problem(bundle) == "bundle.json cannot be read: Permission denied"
+
+
+def test_names_of_initial_weights() -> None:
+    """Names that end alike are written together, and come back."""
+    names = ["fc.bias", "fc.weight", "head.bias", "head.weight", "scale", "norm.0.weight"]
+    record = InitialRecord.of(names, seed=3)
+
+    assert record.names == {"bias weight": ("fc", "head"), "scale": ("",), "weight": ("norm.0",)}
+    assert sorted(record.all_names()) == sorted(names)
 
 
 HEAVY = "sorted({'torch', 'lightning', 'numpy', 'safetensors', 'pytest'} & set(sys.modules))"

@@ -201,3 +201,21 @@ def test_too_short_a_python_state() -> None:
     tensors["6/python"] = tensors["6/python"][:-1]
     with pytest.raises(ValueError, match=r"rng.safetensors: expected 625 words of python's state, came 624"):
         RandomStates.decode(record, tensors)
+
+
+def test_a_seed_in_place_of_states() -> None:
+    """A record of a seed is what seeding gives."""
+    with preserved():
+        RandomStates.decode({"seed": 5, "torch": ["cpu"]}, {}).restore()
+        drawn = torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random()
+        torch.manual_seed(5)
+        np.random.seed(5)
+        random.seed(5)
+        assert drawn == (torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random())
+
+
+@pytest.mark.parametrize("seed", [-1, "five", 2**70, None])
+def test_what_is_no_seed(seed: object) -> None:
+    """What is no seed is a clear error."""
+    with pytest.raises(ValueError, match=r"rng|Seed|Overflow"):
+        RandomStates.decode({"seed": seed, "torch": []}, {})

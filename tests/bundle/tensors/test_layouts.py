@@ -1,93 +1,21 @@
-"""Tensors through one safetensors file: whatever torch can make comes back as it was, and no layout reaches outside."""
+"""Layouts: every stride, tie and overlap comes back as it was, and no layout reaches outside."""
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from roundtrip import BYTES, COMPLEX, MATRIX, SPARSE, UNSORTED, bits, same_layout, through
 from safetensors import safe_open
 from torch import Tensor
 
-from pytest_nancapture.bundle.manifest import FileRecord
-from pytest_nancapture.bundle.tensors import file as tensors_module
-from pytest_nancapture.bundle.tensors.file import read_tensors, unwritable, write_tensors
-from pytest_nancapture.bundle.text import human_size
+from pytest_nancapture.bundle.tensors.file import read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-DTYPES = [
-    dtype
-    for dtype in sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
-    if "qint" not in str(dtype) and "quint" not in str(dtype)
-]
-"""All that this torch knows, sub-byte integers too; quantized ones are refused."""
-BYTES = torch.arange(64, dtype=torch.uint8)
-MATRIX = torch.arange(24.0).view(4, 6)
-COMPLEX = torch.complex(MATRIX, -MATRIX)
-SPARSE = torch.tensor([[0.0, 1, 0, 2], [3, 0, 0, 0], [0, 0, 0, 0], [0, 4, 5, 0]])
-UNSORTED = torch.sparse_coo_tensor([[1, 0, 1], [0, 2, 0]], [3.0, 4.0, 5.0], (2, 3), check_invariants=True)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "x.safetensors"
-
-
-def through(path: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Written and read back; any reader of safetensors can open what lies between."""
-    _, layouts = write_tensors(path, tensors)
-    with safe_open(path, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118, no iterator
-            file.get_tensor(name)
-    return read_tensors(path, layouts)
-
-
-def bits(tensor: Tensor) -> list[int]:
-    """The values byte by byte, so that NaN is NaN and a dtype needs no arithmetic."""
-    size = tensor.element_size()
-    raw = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-    strides = [step * size for step in tensor.stride()]
-    return raw.as_strided((*tensor.shape, size), (*strides, 1), tensor.storage_offset() * size).flatten().tolist()
-
-
-def same_layout(expected: Tensor, actual: Tensor) -> None:
-    assert (expected.dtype, expected.shape, expected.layout) == (actual.dtype, actual.shape, actual.layout)
-    assert expected.stride() == actual.stride()
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda flat: flat,
-        lambda flat: flat[3],
-        lambda flat: flat[:0].view(0, 3),
-        lambda flat: flat[1::2],
-        lambda flat: flat.view(2, 2).t(),
-    ],
-    ids=["row", "scalar", "empty", "sliced", "transposed"],
-)
-def test_every_dtype(path: Path, dtype: torch.dtype, make: Callable[[Tensor], Tensor]) -> None:
-    """Every dtype comes back bit for bit, with its shape and strides: a whole row, a scalar, nothing, a slice."""
-    expected = make(BYTES[: 4 * dtype.itemsize].view(dtype))
-    (actual,) = through(path, {"x": expected}).values()
-    same_layout(expected, actual)
-    assert bits(expected) == bits(actual)
-
-
-@pytest.mark.parametrize(
-    "values", [[float("nan")], [float("inf"), -float("inf")], [-0.0, 5e-324, 1e308]], ids=["nan", "inf", "edges"]
-)
-def test_what_is_not_finite(path: Path, values: list[float]) -> None:
-    """NaN, Inf, minus zero and denormals are what this package is about."""
-    expected = torch.tensor(values, dtype=torch.float64)
-    assert bits(expected) == bits(through(path, {"x": expected})["x"])
 
 
 @pytest.mark.parametrize(
@@ -208,147 +136,6 @@ def test_conjugated_and_negated_views(path: Path, expected: Tensor) -> None:
     (actual,) = through(path, {"x": expected}).values()
     assert (expected.dtype, False, False) == (actual.dtype, actual.is_conj(), actual.is_neg())
     assert torch.equal(expected.resolve_conj().resolve_neg(), actual)
-
-
-def test_names(path: Path) -> None:
-    """Any text names a tensor, such as the path to a leaf of a batch."""
-    names = ["", "fc.weight", "0/batch['ü \n\x00\"']", "a" * 5000]
-    loaded = through(path, {name: torch.tensor([float(i)]) for i, name in enumerate(names)})
-    assert {name: float(i) for i, name in enumerate(names)} == {name: x.item() for name, x in loaded.items()}
-
-
-def test_no_tensors(path: Path) -> None:
-    """A file without any is a safetensors file all the same."""
-    assert through(path, {}) == {}
-
-
-def test_a_parameter_is_written_as_its_values(path: Path) -> None:
-    """A gradient's graph has no place in a file, and nothing is changed by writing."""
-    parameter = torch.nn.Parameter(torch.ones(2))
-    (actual,) = through(path, {"x": parameter * 2}).values()
-    assert torch.equal(torch.full((2,), 2.0), actual)
-    assert not actual.requires_grad
-
-
-def test_record_and_order_do_not_depend_on_chance(path: Path) -> None:
-    """Size and hash are the file's; the same tensors in another order give the same bytes."""
-    tensors = {"b": MATRIX, "a": MATRIX.t().contiguous(), "c": torch.tensor([True])}
-    record, _ = write_tensors(path, tensors)
-    content = path.read_bytes()
-    assert FileRecord(bytes=len(content), sha256=hashlib.sha256(content).hexdigest()) == record
-    again, _ = write_tensors(path, dict(reversed(tensors.items())))
-    assert record == again
-
-
-def test_what_is_read_may_be_written_to(path: Path) -> None:
-    """A step that changes its batch in place changes no file."""
-    _, layouts = write_tensors(path, {"x": MATRIX, "y": MATRIX.t()})
-    before = path.read_bytes()
-    for tensor in read_tensors(path, layouts).values():
-        tensor.mul_(2)
-    assert before == path.read_bytes()
-
-
-def test_device(path: Path) -> None:
-    """All tensors go to the device asked for, whatever they are made from."""
-    tensors = {"plain": MATRIX, "turned": MATRIX.t(), "nothing": torch.empty(2, 0).t(), "complex": COMPLEX}
-    _, layouts = write_tensors(path, tensors)
-    assert dict.fromkeys(sorted(tensors), "meta") == {
-        name: tensor.device.type for name, tensor in read_tensors(path, layouts, "meta").items()
-    }
-
-
-def test_memory_is_aligned(path: Path) -> None:
-    """As torch's own: at other addresses kernels may compute other last bits, and complex ones may crash."""
-    tensors = {
-        "a": BYTES[:5],
-        "b": BYTES[:7:6],
-        "c": COMPLEX.to(torch.complex128),
-        "d": MATRIX.double().t(),
-        "e": MATRIX[0],
-        "f": MATRIX[:1] > 0,
-        "g": MATRIX[2].half(),
-    }
-    loaded = through(path, tensors)
-    assert dict.fromkeys("abcdefg", 0) == {name: loaded[name].data_ptr() % 64 for name in sorted(loaded)}
-    assert torch.equal(tensors["c"] + 1, loaded["c"] + 1)
-
-
-def test_large_tensors_go_block_by_block(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more than a block at a time is brought to the host, and the file is the one that a whole would give."""
-    values = {"x": torch.randn(100), "y": torch.randn(3, 7).bfloat16(), "z": torch.tensor(True)}
-    whole, _ = write_tensors(path, values)
-    brought: list[int] = []
-    to_host = Tensor.cpu
-
-    def cpu(tensor: Tensor) -> Tensor:
-        brought.append(tensor.numel() * tensor.element_size())
-        return to_host(tensor)
-
-    monkeypatch.setattr(tensors_module, "_BLOCK", 64)
-    monkeypatch.setattr(Tensor, "cpu", cpu)
-    record, _ = write_tensors(path, values)
-    assert record == whole
-    assert record.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert brought == [64] * 6 + [16, 42, 1]
-
-
-def test_a_long_write_is_told_once(
-    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Whoever waits for it learns what takes so long; a short one says nothing."""
-    values = {f"x{i}": torch.zeros(1000) for i in range(5)}
-    write_tensors(path, values)
-    assert caplog.messages == []
-    monkeypatch.setattr(tensors_module, "_PATIENCE", -1)
-    record, _ = write_tensors(path, values)
-    assert caplog.messages == [f"nancapture: writing x.safetensors, {human_size(record.bytes)} ..."]
-
-
-def test_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the system says about the disk is passed on as it is."""
-
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space left on device"):
-        write_tensors(path, {"x": MATRIX})
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize(
-    ("make", "problem"),
-    [
-        (lambda: torch.empty(2, device="meta"), "it is on the meta device and has no values"),
-        (
-            lambda: torch.quantize_per_tensor(MATRIX, 0.1, 0, torch.quint8),
-            "quantized tensors (torch.quint8) have no form in a bundle",
-        ),
-        (
-            lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged),
-            "nested tensors have no form in a bundle",
-        ),
-        (
-            lambda: torch.masked.masked_tensor(torch.ones(2), torch.tensor([True, False])),
-            "a MaskedTensor keeps its values in other tensors",
-        ),
-    ],
-    ids=["meta", "quantized", "nested", "masked"],
-)
-def test_unwritable(make: Callable[[], Tensor], problem: str) -> None:
-    """What has no form is named before anything is written."""
-    assert problem == unwritable(make())
-
-
-@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
-@pytest.mark.parametrize(
-    "make",
-    [MATRIX.t, UNSORTED.coalesce, SPARSE.to_sparse_csr, COMPLEX.conj, lambda: torch.ones(0), lambda: torch.tensor(1)],
-)
-def test_writable(make: Callable[[], Tensor]) -> None:
-    """Nothing is said against what can be written."""
-    assert unwritable(make()) == ""
 
 
 STORED = {
