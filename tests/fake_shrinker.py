@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,38 +13,10 @@ from fake_bundles import tensor_file, write_bundle
 
 from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.bundle.manifest import BATCH, RNG, WEIGHTS, Manifest
+from pytest_nancapture.shrink import shrinker
+from pytest_nancapture.shrink.shrinker import Gain, Progress, Shrunk, Stopped
 
 SMALL = {WEIGHTS: tensor_file(w=("F32", (1,))), BATCH: tensor_file(x=("F32", (1,))), RNG: tensor_file(cpu=("U8", (1,)))}
-
-
-@dataclass(frozen=True)
-class Progress:
-    pass_name: str
-    size: int
-    tried: int
-    kept: int
-    seconds: float
-    what: str
-
-
-@dataclass(frozen=True)
-class Gain:
-    pass_name: str
-    before: int
-    after: int
-    tried: int
-    kept: int
-
-
-@dataclass(frozen=True)
-class Shrunk:
-    bundle: Bundle
-    before: int
-    after: int
-    gains: tuple[Gain, ...]
-    kept: tuple[str, ...]
-    stopped: str
-    result: dict[str, Any]
 
 
 @dataclass
@@ -62,7 +32,7 @@ class FakeShrinker:
 
     files: dict[str, bytes] | None = field(default_factory=lambda: dict(SMALL))
     kept: tuple[str, ...] = ()
-    stopped: str = ""
+    stopped: Stopped = ""
     raises: BaseException | None = None
     remembers: bool = True
     remembered: bool = False
@@ -77,7 +47,7 @@ class FakeShrinker:
         place.parent.mkdir(parents=True, exist_ok=True)
         memory.write_text("{}")
         if progress is not None:
-            progress(Progress("batch", bundle.size, 1, 0, 0.0, "dropping samples"))
+            progress(_progress(bundle, tried=1, kept=0))
         if self.raises is not None:
             raise self.raises
         if self.files is None:
@@ -86,12 +56,26 @@ class FakeShrinker:
             write_bundle(place, files=self.files, **_sections(bundle.manifest))
         small = Bundle.open(place)
         if progress is not None:
-            progress(Progress("batch", small.size, 2, 1, 1.0, "dropping samples"))
+            progress(_progress(small, tried=2, kept=1))
         if not self.stopped or not self.remembers:
             memory.unlink()
-        gains = (Gain("batch", bundle.size, small.size, 20, 3), Gain("weights", small.size, small.size, 4, 0))
-        result = {"verdict": "nonfinite", "reason": "the loss is nan"}
-        return Shrunk(small, bundle.size, small.size, gains, self.kept, self.stopped, result)
+        return Shrunk(
+            bundle=small,
+            before=bundle.size,
+            after=small.size,
+            gains=(
+                Gain(pass_name="batch", before=bundle.size, after=small.size, tried=20, kept=3),
+                Gain(pass_name="weights", before=small.size, after=small.size, tried=4, kept=0),
+            ),
+            kept=self.kept,
+            stopped=self.stopped,
+            result={"verdict": "nonfinite", "reason": "the loss is nan"},
+        )
+
+
+def _progress(bundle: Bundle, *, tried: int, kept: int) -> Progress:
+    what = "dropping samples"
+    return Progress(pass_name="batch", size=bundle.size, tried=tried, kept=kept, seconds=float(kept), what=what)
 
 
 def _sections(manifest: Manifest) -> dict[str, Any]:
@@ -99,9 +83,7 @@ def _sections(manifest: Manifest) -> dict[str, Any]:
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> FakeShrinker:
-    """Put one where the package looks for the real one."""
+    """Put one in the real one's place."""
     fake = FakeShrinker()
-    module = ModuleType("pytest_nancapture.shrink.shrinker")
-    vars(module).update(shrink=fake.shrink, Progress=Progress, Gain=Gain, Shrunk=Shrunk)
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(shrinker, "shrink", fake.shrink)
     return fake

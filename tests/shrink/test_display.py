@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fake_bundles import write_bundle
-from fake_shrinker import Gain, Progress, Shrunk
 
 from pytest_nancapture.bundle.bundle import Bundle
-from pytest_nancapture.bundle.manifest import PinRecord
 from pytest_nancapture.shrink.display import ProgressLine, gains_table, shrunk_page
-from pytest_nancapture.shrink.pinning import promote as module
-from pytest_nancapture.shrink.pinning.promote import promote
+from pytest_nancapture.shrink.shrinker import Gain, Progress, Shrunk
 
 
 class Terminal(io.StringIO):
@@ -24,7 +20,7 @@ class Terminal(io.StringIO):
 
 
 def progress(size: int, tried: int, kept: int, seconds: float, what: str = "dropping samples") -> Progress:
-    return Progress("samples", size, tried, kept, seconds, what)
+    return Progress(pass_name="samples", size=size, tried=tried, kept=kept, seconds=seconds, what=what)
 
 
 def test_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,12 +82,19 @@ def shrunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shrunk:
     monkeypatch.chdir(tmp_path)
     bundle = Bundle.open(write_bundle(Path("small")))
     gains = (
-        Gain("window", 95_000_000, 48_000_000, 2, 1),
-        Gain("samples", 48_000_000, 6_200, 140, 31),
-        Gain("weights", 6_200, 6_200, 12, 0),
+        Gain(pass_name="window", before=95_000_000, after=48_000_000, tried=2, kept=1),
+        Gain(pass_name="samples", before=48_000_000, after=6_200, tried=140, kept=31),
+        Gain(pass_name="weights", before=6_200, after=6_200, tried=12, kept=0),
     )
-    result = {"reason": "nan in loss, 161 of 161 gradients not finite"}
-    return Shrunk(bundle, 95_000_000, 6_200, gains, ("20 classes: the loss counts them",), "time", result)
+    return Shrunk(
+        bundle=bundle,
+        before=95_000_000,
+        after=6_200,
+        gains=gains,
+        kept=("20 classes: the loss counts them",),
+        stopped="time",
+        result={"reason": "nan in loss, 161 of 161 gradients not finite"},
+    )
 
 
 def test_the_report(shrunk: Shrunk) -> None:
@@ -112,33 +115,4 @@ next    nancapture pin small fixtures"""
 
 def test_no_table_without_passes(shrunk: Shrunk) -> None:
     """Headings alone would say nothing."""
-    assert gains_table(Shrunk(shrunk.bundle, 1, 1, (), (), "", {})) == []
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{{"pin": {{"known":true, "note": "mine"}}, {rest}}}',
-        '{{\n\n"a": {{"known": true}}, "pin": {{ "known" :  true }},\n {rest}\n}}',
-        '{{"a": "\\"known\\": true", "pin": {{"known": true}}, {rest}}}',
-        '{{"pin": {{"kno\\u0077n": true}}, {rest}}}',
-    ],
-)
-def test_promotion_changes_one_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """Whatever else people wrote into the file by hand, and however they laid it out."""
-    folder = write_bundle(tmp_path / "b", pin=PinRecord(known=True))
-    path = folder / "bundle.json"
-    data: dict[str, Any] = json.loads(path.read_text())
-    del data["pin"]
-    before = text.format(rest=json.dumps(data)[1:-1])
-    path.write_text(before)
-    monkeypatch.setattr(module, "replay_afresh", lambda *_: {"finite": True})
-    promote(folder)
-    after = path.read_text()
-    assert not Bundle.open(folder).known
-    wanted = json.loads(before)
-    wanted["pin"]["known"] = False
-    assert wanted == json.loads(after)
-    if "u0077" not in text:
-        assert len(after) == len(before) + 1
-    assert len(list(folder.iterdir())) == 4
+    assert gains_table(dataclasses.replace(shrunk, gains=())) == []
