@@ -34,7 +34,7 @@ START_UP = [
     *(PACKAGE / "shrink" / "pinning").glob("*.py"),
     *(
         PACKAGE / "shrink" / f"{name}.py"
-        for name in ("__init__", "command", "display", "fresh", "into", "resume", "shrinker")
+        for name in ("__init__", "command", "display", "into_place", "options", "resume", "search", "shrinker")
     ),
     *(PACKAGE / "shrink" / "candidate" / f"{name}.py" for name in ("__init__", "fault", "plan")),
 ]
