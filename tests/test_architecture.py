@@ -25,7 +25,7 @@ START_UP = [
     *(PACKAGE / "plugin").glob("*.py"),
     *(
         PACKAGE / "bundle" / f"{name}.py"
-        for name in ("__init__", "manifest", "schema", "bundle", "describe", "folder", "paths", "text")
+        for name in ("__init__", "manifest", "schema", "bundle", "describe", "folder", "load", "paths", "text")
     ),
     PACKAGE / "bundle" / "values" / "__init__.py",
     PACKAGE / "bundle" / "values" / "outline.py",

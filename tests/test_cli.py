@@ -17,7 +17,15 @@ from fake_bundles import fake_manifest, tensor_file, write_bundle
 from fake_shrinker import SMALL, FakeShrinker, install
 
 from pytest_nancapture import __version__
-from pytest_nancapture.bundle.manifest import BatchRecord, MicroBatch, PinRecord, Reproduced, RngRecord
+from pytest_nancapture.bundle.manifest import (
+    BatchRecord,
+    MicroBatch,
+    MissingRecord,
+    PinRecord,
+    Reproduced,
+    RngRecord,
+    StateRecord,
+)
 from pytest_nancapture.bundle.text import human_size
 from pytest_nancapture.cli import main
 from pytest_nancapture.diagnose.culprit import Culprit
@@ -114,11 +122,18 @@ def test_list(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
         pin=PinRecord(known=True),
     )
     code, out, err = run(capsys, "list")
-    size = sum(path.stat().st_size for path in bundle.iterdir()) / 1000
     expected = [
         ["bundle", "step", "fault", "batch", "reproduced", "size", "device"],
-        ["nan-bundles/step-000020-rank-1", "20", "inf in buffers (known)", "12", "0 of 2", f"{size:.1f} kB", "cuda:1"],
-        [f"nan-bundles/{NAME}", "812", "nan in loss, gradients", "12", "1 of 1", f"{size:.1f} kB", "cpu"],
+        [
+            "nan-bundles/step-000020-rank-1",
+            "20",
+            "inf in buffers (known)",
+            "12",
+            "0 of 2",
+            size(bundle.with_name("step-000020-rank-1")),
+            "cuda:1",
+        ],
+        [f"nan-bundles/{NAME}", "812", "nan in loss, gradients", "12", "1 of 1", size(bundle), "cpu"],
     ]
     assert expected == [re.split(r"  +", line) for line in out.splitlines()]
     assert (code, err) == (0, "")
@@ -174,7 +189,7 @@ def test_list_as_json(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "batch_idx": 12,
         "kind": "nan",
         "found_in": ["loss", "gradients"],
-        "reproduced": {"runs": 1, "of": 1},
+        "reproduced": {"runs": 1, "of": 1, "how": ""},
         "size": sum(path.stat().st_size for path in bundle.iterdir()),
         "device": "cpu",
         "known": False,
@@ -229,7 +244,11 @@ def test_show(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         module={
             "arguments": {"lr": 0.1, "sizes": {"list": [1, 2]}},
             "eval_mode": ("", "bn"),
-            "attributes": {"": {"t": 0.5}, "head": {"scale": {"float": "inf"}}},
+            "state": (
+                StateRecord(module="", path=(["attribute", "t"],), value=0.5),
+                StateRecord(module="head", path=(["attribute", "scale"], ["key", "x"]), value={"float": "inf"}),
+            ),
+            "missing": (MissingRecord(where="tokenizer", why="a sentencepiece model cannot be written"),),
             "unwritten": ("loss_fn: a lambda has no name",),
         },
         batch=BatchRecord(
@@ -263,13 +282,14 @@ culprit
   phase  forward
 
 module
-  target                shop.model:Net   in shop/model.py
-  argument lr           0.1
-  argument sizes        [1, 2]
-  not written           loss_fn: a lambda has no name
-  attribute t           0.5
-  attribute head.scale  inf
-  in eval mode          2: the module itself, bn
+  target                 shop.model:Net   in shop/model.py
+  argument lr            0.1
+  argument sizes         [1, 2]
+  not written            loss_fn: a lambda has no name
+  state t                0.5
+  state head.scale['x']  inf
+  missing                tokenizer: a sentencepiece model cannot be written
+  in eval mode           2: the module itself, bn
 
 batch
   micro-batch 11  tensor float32 [16, 8]

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
-from pytest_nancapture.bundle.manifest import MANIFEST_NAME, Fault, Manifest, load_manifest
+from pytest_nancapture.bundle.load import load_manifest
+from pytest_nancapture.bundle.manifest import MANIFEST_NAME, Fault, Manifest
 from pytest_nancapture.errors import BundleDamagedError
 
 _BLOCK = 2**20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from pytest_nancapture.bundle.manifest import BATCH, Fault, ModuleRecord
+from pytest_nancapture.bundle.manifest import BATCH, Fault, ModuleRecord, StateRecord
 from pytest_nancapture.bundle.text import human_size, printable, some
 from pytest_nancapture.bundle.values.outline import inline, made_of, outline, tensor_shapes
 
@@ -153,9 +153,10 @@ def _module_rows(bundle: Bundle) -> Iterator[Row]:
         yield f"argument {key}", inline(value)
     for reason in record.unwritten:
         yield "not written", reason
-    for path, attributes in record.attributes.items():
-        for key, value in attributes.items():
-            yield f"attribute {path}{'.' if path else ''}{key}", inline(value)
+    for state in record.state:
+        yield f"state {_place(state)}", inline(state.value)
+    for missing in record.missing:
+        yield "missing", f"{missing.where}: {missing.why}"
     if record.initial is not None:
         count, seed = len(record.initial.all_names()), record.initial.seed
         yield "initial", f"{count} weights are as the code makes them under seed {seed}"
@@ -190,3 +191,12 @@ def _batch_rows(bundle: Bundle) -> Iterator[Row]:
         for depth, label, text in outline(micro.tree, shapes):
             key = "  " * depth + label if depth else f"micro-batch {micro.batch_idx}"
             yield key, text + ("   <- the guilty one" if guilty and not depth else "")
+
+
+def _place(state: StateRecord) -> str:
+    """As code would reach it: ``encoder.counts['seen'][0]``."""
+    text = state.module
+    for step in state.path:
+        kind, name = step if isinstance(step, list) and len(step) == 2 else ("", step)
+        text += (f".{name}" if text else str(name)) if kind == "attribute" else f"[{inline(name)}]"
+    return text

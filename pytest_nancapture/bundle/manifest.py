@@ -5,20 +5,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, NoReturn
-
-from pytest_nancapture.bundle.schema import SchemaError, read
-from pytest_nancapture.errors import BundleDamagedError, BundleNotFoundError, BundleVersionError
+from typing import Any, Literal
 
 FORMAT = "nancapture-bundle"
-VERSION = 1
+VERSION = 2
 MANIFEST_NAME = "bundle.json"
-MANIFEST_LIMIT = 256 * 2**20
-"""Bytes; a larger ``bundle.json`` is none of ours."""
 
 WEIGHTS, BATCH, RNG, OPTIMIZER = (f"{name}.safetensors" for name in ("weights", "batch", "rng", "optimizer"))
 REQUIRED_FILES = (WEIGHTS, BATCH, RNG)
@@ -30,10 +23,16 @@ Layouts = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduced:
-    """How often the fault came back (`runs`) when the step was rerun in place `of` times."""
+    """How often the fault came back (`runs`) when the bundle was replayed `of` times.
+
+    Attributes:
+        how: ``fresh`` where each replay was in a process of its own, ``here`` where it was in the training process;
+            empty where none was made.
+    """
 
     runs: int = 0
     of: int = 0
+    how: Literal["fresh", "here", ""] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +115,35 @@ class InitialRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StateRecord:
+    """A value that the module held at the instant, and that its constructor does not make.
+
+    Attributes:
+        module: the submodule's path.
+        path: from there to the value, steps of ``["attribute", name]``, ``["key", encoded]`` or
+            ``["index", number]``; an attribute first.
+        value: encoded as in a batch tree.
+    """
+
+    module: str
+    path: tuple[Any, ...]
+    value: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class MissingRecord:
+    """State of the run that the bundle lacks.
+
+    Attributes:
+        where: its path, such as ``model.tokenizer``.
+        why: what stands in the way, with what to do about it.
+    """
+
+    where: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModuleRecord:
     """How to rebuild the module, and the state it was in besides its tensors.
 
@@ -127,7 +155,8 @@ class ModuleRecord:
         unwritten: arguments that could not be written, each with the reason.
         eval_mode: submodules that were in eval mode.
         frozen: parameters that did not require a gradient.
-        attributes: submodule path -> plain attributes that changed since fit began, encoded.
+        state: attributes of any depth that are otherwise than the constructor makes them.
+        missing: state that is not in the bundle: nothing proves then that a replay is the step that was captured.
         compiled: submodules that were compiled with ``torch.compile``.
         synchronized: batch norms whose statistics were taken over several ranks, and so are not the batch's own.
         changed_before_copy: names of weights that the step had already changed when they were copied.
@@ -143,7 +172,8 @@ class ModuleRecord:
     unwritten: tuple[str, ...] = ()
     eval_mode: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
-    attributes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    state: tuple[StateRecord, ...] = ()
+    missing: tuple[MissingRecord, ...] = ()
     compiled: tuple[str, ...] = ()
     synchronized: tuple[str, ...] = ()
     changed_before_copy: tuple[str, ...] = ()
@@ -271,101 +301,14 @@ class Manifest:
     def dumps(self) -> str:
         """The text of ``bundle.json``: strict JSON, sorted keys, a line each."""
         data = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
-        data["state_sha256"] = _state_hash(data)
+        data["state_sha256"] = state_hash(data)
         return json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n"
 
-
-def load_manifest(folder: Path) -> Manifest:
-    """Read and check ``bundle.json`` of a bundle; no other file is opened.
-
-    Raises:
-        BundleNotFoundError: no ``bundle.json`` there.
-        BundleVersionError: its version is newer than this reader's.
-        BundleDamagedError: anything else is not as it must be.
-    """
-    data = _load_json(folder)
-    if data.get("format") != FORMAT:
-        raise BundleDamagedError(folder, f"bundle.json: expected format {FORMAT!r}, came {data.get('format')!r:.60}")
-    version = data.get("version")
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise BundleDamagedError(folder, f"bundle.json: expected a version number from 1 up, came {version!r:.60}")
-    if version > VERSION:
-        raise BundleVersionError(
-            folder,
-            f"written in version {version} of the bundle format, newer than version {VERSION}, which this "
-            "pytest-nancapture reads",
-            "upgrade it: pip install -U pytest-nancapture",
-        )
-    for step in range(version, VERSION):
-        data = MIGRATIONS[step](data)
-    if version == VERSION and data.get("state_sha256") != _state_hash(data):
-        raise BundleDamagedError(folder, "bundle.json: batch, rng, files or another section of the state was altered")
-    try:
-        manifest = read(Manifest, data, "")
-    except SchemaError as error:
-        raise BundleDamagedError(folder, f"bundle.json: {error}") from error
-    _check_sense(folder, manifest)
-    return manifest
-
-
-MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
-"""From version n to n + 1; one small named function each."""
 
 _STATE_SECTIONS = ("batch", "files", "numerics", "optimizer", "rng", "trainer")
 
 
-def _state_hash(data: dict[str, Any]) -> str:
+def state_hash(data: dict[str, Any]) -> str:
     """Of the sections that decide what a replay computes; the others people may edit after a refactoring."""
     state = {name: data.get(name) for name in _STATE_SECTIONS}
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
-
-
-def _load_json(folder: Path) -> dict[str, Any]:
-    path = folder / MANIFEST_NAME
-    if path.is_symlink():
-        raise BundleDamagedError(folder, "bundle.json is not a plain file")
-    if not path.is_file():
-        raise BundleNotFoundError(folder, "no bundle here: expected a folder that holds a bundle.json")
-    try:
-        if path.stat().st_size > MANIFEST_LIMIT:
-            raise BundleDamagedError(folder, f"bundle.json is larger than {MANIFEST_LIMIT} bytes")
-        text = path.read_text(encoding="utf-8")
-        data = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
-    except OSError as error:
-        raise BundleDamagedError(folder, f"bundle.json cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise BundleDamagedError(folder, f"bundle.json is not strict JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise BundleDamagedError(folder, "bundle.json: expected an object")
-    return data
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _finite(digits: str) -> float:
-    """JSON has no infinity, but ``1e999`` becomes one."""
-    value = float(digits)
-    if math.isinf(value):
-        raise ValueError(f"{digits:.20} is too large a number")
-    return value
-
-
-def _check_sense(folder: Path, manifest: Manifest) -> None:
-    """What the field types alone do not say."""
-    problem = ""
-    if not manifest.batch.window:
-        problem = "batch.window: expected at least one micro-batch"
-    elif len(manifest.rng.instants) != len(manifest.batch.window):
-        problem = "rng.instants: expected one per micro-batch"
-    elif manifest.optimizer is not None and OPTIMIZER not in manifest.files:
-        problem = f"files: {OPTIMIZER} is missing"
-    for name in REQUIRED_FILES:
-        if name not in manifest.files:
-            problem = f"files: {name} is missing"
-    for name in manifest.files:
-        if name not in ALLOWED_FILES:
-            problem = f"files: {name!r:.80} is no file of a bundle; expected {', '.join(ALLOWED_FILES)}"
-    if problem:
-        raise BundleDamagedError(folder, f"bundle.json: {problem}")

@@ -19,6 +19,7 @@ from pytest_nancapture.bundle.manifest import (
     OptimizerRecord,
     Reproduced,
     RngRecord,
+    StateRecord,
 )
 from pytest_nancapture.bundle.numerics import numeric_settings
 from pytest_nancapture.bundle.tensors.kinds import unwritable
@@ -145,9 +146,10 @@ class Capture:
 
     def _module_record(self, encoder: Encoder) -> ModuleRecord:
         recipe, modules = self.recipe, list(submodules(self.run.module))
-        attributes: dict[str, dict[str, Any]] = {}
-        for (path, name), value in sorted(self.attributes.items()):
-            attributes.setdefault(path, {})[name] = encoder.encode(value, f"{path}.{name}")
+        state = tuple(
+            StateRecord(module=path, path=(["attribute", name],), value=encoder.encode(value, f"{path}.{name}"))
+            for (path, name), value in sorted(self.attributes.items())
+        )
         return ModuleRecord(
             target=recipe.target.target,
             file=recipe.target.file,
@@ -157,7 +159,7 @@ class Capture:
             unwritten=tuple(recipe.problems),
             eval_mode=tuple(sorted(self.window.eval_mode)),
             frozen=self.window.frozen,
-            attributes=attributes,
+            state=state,
             synchronized=tuple(sorted({name for name, submodule in modules if self._is_synchronized(submodule)})),
             changed_before_copy=self.changed_before_copy,
             resized=self._resized(),

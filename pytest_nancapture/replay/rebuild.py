@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from pytest_nancapture.bundle.bundle import Bundle
-from pytest_nancapture.bundle.manifest import ModuleRecord
+from pytest_nancapture.bundle.manifest import ModuleRecord, StateRecord
 from pytest_nancapture.bundle.tensors.kinds import is_expanded
 from pytest_nancapture.bundle.tensors.names import (
     buffers,
@@ -29,6 +29,7 @@ from pytest_nancapture.bundle.values.references import Resolver, repository_root
 from pytest_nancapture.errors import MismatchError, RebuildError
 from pytest_nancapture.loops.loop import Loop
 from pytest_nancapture.replay.script import load_script
+from pytest_nancapture.step.state.places import Step, Way, put
 
 _HELP = (
     "build it in the hook pytest_nancapture_module(bundle) of a conftest.py, or capture with NaNCapture(factory=...)"
@@ -154,18 +155,35 @@ def bring_to_the_instant(
 
 
 def set_state(module: nn.Module, record: ModuleRecord, decoder: Decoder) -> None:
-    """Modes, ``requires_grad`` and changed plain attributes, as they were at the instant."""
+    """Modes, ``requires_grad`` and attributes that the constructor makes otherwise, as they were at the instant.
+
+    Raises:
+        RebuildError: a value cannot be made, or would take the place of code.
+    """
     modules = dict(submodules(module))
     for name, submodule in modules.items():
         submodule.training = name not in record.eval_mode
     for name, parameter in parameters(module):
         parameter.requires_grad_(name not in record.frozen)
-    for path, attributes in record.attributes.items():
-        values = {name: decoder.decode(value) for name, value in attributes.items()}
-        if any(type(value) not in (bool, int, float, str, type(None)) for value in values.values()):
-            raise RebuildError(f"attributes of {path or 'the module'}: expected plain values, came {values!r:.80}")
-        if path in modules:
-            vars(modules[path]).update(values)
+    for state in record.state:
+        if state.module in modules:
+            put(modules[state.module], way_of(state, decoder), decoder.decode(state.value))
+
+
+def way_of(state: StateRecord, decoder: Decoder) -> Way:
+    """The place of a piece of state.
+
+    Raises:
+        RebuildError: it is none that a capture writes.
+    """
+    way = []
+    for step in state.path:
+        if not (isinstance(step, list) and len(step) == 2 and step[0] in ("attribute", "key", "index")):
+            raise RebuildError(f"expected a step of a path such as ['attribute', 'counts'], came {step!r:.60}")
+        way.append(Step(step[0], decoder.decode(step[1])))
+    if not way or way[0].kind != "attribute":
+        raise RebuildError(f"expected a path that begins with an attribute, came {state.path!r:.60}")
+    return tuple(way)
 
 
 def _shape(tensor: Tensor) -> str:

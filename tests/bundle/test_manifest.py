@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from fake_bundles import fake_manifest, write_bundle
 
-from pytest_nancapture.bundle import manifest as module
+from pytest_nancapture.bundle import load as module
+from pytest_nancapture.bundle.load import load_manifest
 from pytest_nancapture.bundle.manifest import (
     FileRecord,
     InitialRecord,
@@ -21,7 +22,7 @@ from pytest_nancapture.bundle.manifest import (
     MicroBatch,
     OptimizerRecord,
     PinRecord,
-    load_manifest,
+    StateRecord,
 )
 from pytest_nancapture.errors import BundleDamagedError, BundleError, BundleNotFoundError, BundleVersionError
 
@@ -156,13 +157,14 @@ def test_no_version(bundle: Path, version: object) -> None:
 def test_a_newer_version(bundle: Path) -> None:
     """A bundle of the future is refused, and the message says that the reader is too old, and what to do."""
     rewrite(bundle, version=7, batch="of an unknown form")
-    assert "written in version 7 of the bundle format, newer than version 1" in problem(bundle, BundleVersionError)
+    assert "written in version 7 of the bundle format, newer than version 2" in problem(bundle, BundleVersionError)
     with pytest.raises(BundleVersionError, match=r"\(upgrade it: pip install -U pytest-nancapture\)$"):
         load_manifest(bundle)
 
 
 def test_an_older_version_is_migrated(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each small function lifts a manifest by one version, in order."""
+    rewrite(bundle, version=1)
     monkeypatch.setattr(module, "VERSION", 3)
     steps = {
         1: lambda data: {**data, "code": {"commit": "first"}},
@@ -170,6 +172,19 @@ def test_an_older_version_is_migrated(bundle: Path, monkeypatch: pytest.MonkeyPa
     }
     monkeypatch.setattr(module, "MIGRATIONS", steps)
     assert load_manifest(bundle).code.commit == "first, second"
+
+
+def test_version_1(bundle: Path) -> None:
+    """It held changed plain attributes by submodule and name, and no other state."""
+    data = json.loads((bundle / "bundle.json").read_text())
+    module = {**data["module"], "attributes": {"": {"t": 0.5}, "head": {"scale": {"float": "inf"}}}}
+    for name in ("state", "missing"):
+        del module[name]
+    rewrite(bundle, version=1, module=module)
+    assert load_manifest(bundle).module.state == (
+        StateRecord(module="", path=(["attribute", "t"],), value=0.5),
+        StateRecord(module="head", path=(["attribute", "scale"],), value={"float": "inf"}),
+    )
 
 
 @pytest.mark.parametrize("section", STATE)

@@ -12,7 +12,7 @@ from fake_bundles import write_bundle
 from torch import nn
 
 from pytest_nancapture.bundle.bundle import Bundle
-from pytest_nancapture.bundle.manifest import ModuleRecord
+from pytest_nancapture.bundle.manifest import ModuleRecord, StateRecord
 from pytest_nancapture.bundle.values.decode import Decoder
 from pytest_nancapture.bundle.values.references import Resolver
 from pytest_nancapture.errors import MismatchError, RebuildError
@@ -314,21 +314,24 @@ def test_modes_and_frozen_parameters() -> None:
 def test_attributes() -> None:
     """Those that had changed since fit began, NaN among them; of a submodule that is gone none."""
     module = models.Dropping()
-    attributes = {"": {"temperature": 0.25}, "drop": {"p": {"float": "nan"}}, "gone": {"p": 1}}
-    set_state(module, ModuleRecord(target="", attributes=attributes), Decoder({}, Resolver()))
+    values = {"": ("temperature", 0.25), "drop": ("p", {"float": "nan"}), "gone": ("p", 1)}
+    state = tuple(StateRecord(module=path, path=(["attribute", name],), value=v) for path, (name, v) in values.items())
+    set_state(module, ModuleRecord(target="", state=state), Decoder({}, Resolver()))
     assert (module.temperature, module.drop.p != module.drop.p) == (0.25, True)
 
 
-@pytest.mark.parametrize("value", [{"list": [1]}, {"reference": "models:at_least_one"}, {"dict": []}])
-def test_attributes_that_are_not_plain(value: Any) -> None:
-    """Only numbers, texts and flags are state: a function in a method's place would be code."""
-    record = ModuleRecord(target="", attributes={"": {"training_step": value}})
-    with pytest.raises(RebuildError, match="attributes of the module: expected plain values, came"):
+@pytest.mark.parametrize("name", ["training_step", "device", "__class__", "forward", "divisor"])
+@pytest.mark.parametrize("value", [1.0, {"list": [1]}, {"reference": "models:at_least_one"}, {"dict": []}])
+def test_state_in_the_place_of_code(name: str, value: Any) -> None:
+    """A function, or anything else, in a method's or a property's place would be code."""
+    record = ModuleRecord(target="", state=(StateRecord(module="", path=(["attribute", name],), value=value),))
+    with pytest.raises(RebuildError, match=f"state at '{name}': expected a place for values, came one for code"):
         set_state(models.Net(), record, Decoder({}, Resolver()))
 
 
 def test_an_attribute_that_asks_for_the_system() -> None:
     """Is refused by the decoder."""
-    record = ModuleRecord(target="", attributes={"": {"training_step": {"reference": "os:system"}}})
+    asking = StateRecord(module="", path=(["attribute", "x"],), value={"reference": "os:system"})
+    record = ModuleRecord(target="", state=(asking,))
     with pytest.raises(RebuildError, match="'os:system': a bundle may not name"):
         set_state(models.Net(), record, Decoder({}, Resolver()))

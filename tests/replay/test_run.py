@@ -228,7 +228,10 @@ def test_other_code_that_raises(net: Path, monkeypatch: pytest.MonkeyPatch, hook
         ),
         ({"arguments": {"width": {"tensor": "gone"}}}, "not a tree of a bundle: {'tensor': 'gone'}"),
         ({"arguments": {"depth": 2}}, "models:Net(depth) failed with TypeError"),
-        ({"attributes": {"": {"divisor": {"list": []}}}}, "attributes of the module: expected plain values, came"),
+        (
+            {"state": [{"module": "", "path": [["attribute", "divisor"]], "value": {"list": []}}]},
+            "state at 'divisor': expected a place for values, came one for code",
+        ),
     ],
     ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
 )

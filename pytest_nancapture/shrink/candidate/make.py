@@ -150,7 +150,7 @@ def _smaller_manifest(plan: Plan, manifest: Manifest) -> Manifest:
         module=replace(
             manifest.module,
             initial=InitialRecord.of(names, initial_seed) if names else None,
-            attributes=manifest.module.attributes if plan.attributes else {},
+            state=manifest.module.state if plan.attributes else (),
         ),
         files={},
     )

@@ -40,7 +40,7 @@ def survey(original: Original, device: torch.device) -> Survey:
         size=bundle.size,
         window=len(window),
         guilty=indices.index(guilty) if guilty in indices else len(window) - 1,
-        attributes=sum(map(len, manifest.module.attributes.values())),
+        attributes=len(manifest.module.state),
         optimizer=manifest.optimizer is not None,
         parts=tuple(parts),
     )
