@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+import logging
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from pytest_nancapture.bundle.environment import code_of, environment
 from pytest_nancapture.bundle.manifest import (
     BatchRecord,
     Fault,
     Manifest,
     MicroBatch,
+    MissingRecord,
     ModuleRecord,
     OptimizerRecord,
-    Reproduced,
     RngRecord,
     StateRecord,
 )
@@ -26,8 +30,8 @@ from pytest_nancapture.bundle.tensors.kinds import unwritable
 from pytest_nancapture.bundle.tensors.names import buffers, parameters, submodules, volatile_buffers
 from pytest_nancapture.bundle.values.encode import Encoder
 from pytest_nancapture.bundle.write import write_bundle
-from pytest_nancapture.capture.environment import code_of, environment
 from pytest_nancapture.capture.recipe import Recipe
+from pytest_nancapture.capture.state import State, find_state
 from pytest_nancapture.errors import UnwritableValueError
 from pytest_nancapture.step.buffers import BufferWatch
 from pytest_nancapture.step.finding import Finding
@@ -39,16 +43,23 @@ if TYPE_CHECKING:
     from pytest_nancapture.diagnose.culprit import Culprit
 
 
-@dataclass(frozen=True, kw_only=True)
+log = logging.getLogger("pytest_nancapture")
+
+
+@dataclass(kw_only=True)
 class Capture:
     """All that a bundle is made of.
 
     Attributes:
         guilty: position of the guilty micro-batch in the window.
         target: which optimizer step of the window is the guilty one.
+        came_back: whether the fault did when the run's own step was rerun; None where it was not.
         buffers: what they were when fit began.
+        changed: plain attributes that changed since fit began, for a module that cannot be built.
+        ignored: names of attributes that are no state.
         changed_before_copy: weights that the step had written before they could be copied.
         optimizer_states: before the update; None where a replay does not need them.
+        opaque: places that nobody can look into, once it is written.
         hyperparameters: of each optimizer's parameter groups, when fit began.
     """
 
@@ -58,13 +69,15 @@ class Capture:
     finding: Finding
     guilty: int
     target: int
-    reproduced: Reproduced
+    came_back: bool | None
     culprit: Culprit | None = None
-    attributes: Mapping[tuple[str, str], Any]
+    changed: Mapping[tuple[str, str], Any]
+    ignored: Collection[str]
     buffers: BufferWatch
     changed_before_copy: tuple[str, ...] = ()
     optimizer_states: list[Any] | None = None
     hyperparameters: Sequence[list[dict[str, Any]]] = ()
+    opaque: tuple[str, ...] = ()
 
     def write(self, dirpath: Path, fault: Fault) -> Path:
         """Write the bundle and return its folder.
@@ -80,8 +93,6 @@ class Capture:
         for batch in self.window.batches:
             if batch.problem is not None:
                 raise batch.problem
-        encoder = Encoder(prefix="attribute/")
-        record, attribute_tensors = self._module_record(encoder), encoder.tensors
         states = Encoder(prefix="optimizer/", device=self.run.device)
         optimizer = None
         if self.optimizer_states is not None:
@@ -92,7 +103,7 @@ class Capture:
         rng = [batch.rng.encode(str(batch.batch_idx)) for batch in self.window.batches]
         manifest = Manifest(
             fault=fault,
-            module=record,
+            module=self._module_record(),
             trainer=self.run.describe(self.window, self.target),
             numerics=numeric_settings(),
             rng=RngRecord(instants=tuple(entry for entry, _ in rng)),
@@ -104,28 +115,59 @@ class Capture:
             environment=environment(self.run.device, self.run.distributions),
             optimizer=optimizer,
         )
+        state = self._state(manifest)
+        self.opaque = state.opaque
+        record = dataclasses.replace(manifest.module, state=state.records, missing=state.missing)
+        manifest = dataclasses.replace(manifest, module=record)
         return write_bundle(
             dirpath,
             f"step-{fault.global_step:06d}-rank-{self.run.rank}",
             manifest,
-            weights={**self._weights(), **self.recipe.tensors, **attribute_tensors},
+            weights={**self._weights(state.buffers), **self.recipe.tensors, **state.tensors},
             batch={name: tensor for batch in self.window.batches for name, tensor in batch.tensors.items()},
             rng={name: tensor for _, tensors in rng for name, tensor in tensors.items()},
             optimizer=states.tensors if optimizer is not None else None,
         )
 
-    def _weights(self) -> dict[str, Tensor]:
-        """As of the instant: copies where the step changes them, else the live ones."""
+    def _state(self, draft: Manifest) -> State:
+        missing: tuple[MissingRecord, ...] = ()
+        try:
+            with tempfile.TemporaryDirectory(prefix="nancapture-", ignore_cleanup_errors=True) as folder:
+                found = find_state(self.run, draft, self.recipe.tensors, self.ignored, folder)
+        except Exception as error:  # of a class of the user's: the bundle is worth more than the comparison
+            log.debug("nancapture: where the comparison was raised", exc_info=True)
+            why = f"comparing it with one built from the bundle raised {type(error).__name__}: {error}"
+            found, missing = None, (MissingRecord(where="the module's attributes", why=why),)
+        if found is not None:
+            return found
+        return State(
+            missing=missing,
+            records=tuple(
+                StateRecord(module=path, path=(["attribute", name],), value=Encoder().encode(value, name))
+                for (path, name), value in sorted(self.changed.items())
+            ),
+        )
+
+    def _weights(self, others: Collection[str]) -> dict[str, Tensor]:
+        """As of the instant: copies where the step changes them, else the live ones.
+
+        Args:
+            others: buffers that code would make otherwise.
+        """
         code_made = volatile_buffers(self.run.module)
         live = {name: tensor.detach() for name, tensor in parameters(self.run.module)}
         live.update(
             (name, buffer)
             for name, buffer in buffers(self.run.module)
             if name in self.window.tensors  # else the step has made it
-            and (name not in code_made or self.buffers.first.get(name) != (id(buffer), buffer._version))
+            and (name not in code_made or name in others or self._has_changed(name, buffer))
         )
         kept = {name: tensor for name, tensor in self.window.tensors.items() if name in live}
         return {**live, **kept}
+
+    def _has_changed(self, name: str, buffer: Tensor) -> bool:
+        """Whether a buffer was written or replaced since fit began."""
+        return self.buffers.first.get(name) != (id(buffer), buffer._version)
 
     def fault(self) -> Fault:
         """What the bundle says of the fault."""
@@ -136,7 +178,6 @@ class Capture:
             global_step=counters["global_step"],
             epoch=counters["epoch"],
             batch_idx=self.window.batches[self.guilty].batch_idx,
-            reproduced=self.reproduced,
             culprit=asdict(self.culprit) if self.culprit is not None else None,
             losses=finding.losses,
             gradients=finding.gradients,
@@ -144,12 +185,8 @@ class Capture:
             weights=finding.weights,
         )
 
-    def _module_record(self, encoder: Encoder) -> ModuleRecord:
+    def _module_record(self) -> ModuleRecord:
         recipe, modules = self.recipe, list(submodules(self.run.module))
-        state = tuple(
-            StateRecord(module=path, path=(["attribute", name],), value=encoder.encode(value, f"{path}.{name}"))
-            for (path, name), value in sorted(self.attributes.items())
-        )
         return ModuleRecord(
             target=recipe.target.target,
             file=recipe.target.file,
@@ -159,7 +196,6 @@ class Capture:
             unwritten=tuple(recipe.problems),
             eval_mode=tuple(sorted(self.window.eval_mode)),
             frozen=self.window.frozen,
-            state=state,
             synchronized=tuple(sorted({name for name, submodule in modules if self._is_synchronized(submodule)})),
             changed_before_copy=self.changed_before_copy,
             resized=self._resized(),

@@ -30,7 +30,11 @@ log = logging.getLogger("pytest_nancapture")
 class Recorder:
     """Records faults of one run."""
 
-    def __init__(self, run: Run, recipe: Recipe, keeper: Keeper, buffers: BufferWatch, retention: Retention) -> None:
+    def __init__(
+        self, run: Run, recipe: Recipe, keeper: Keeper, buffers: BufferWatch, retention: Retention, *, proofs: int
+    ) -> None:
+        """`proofs`: how often each bundle is replayed, to see whether its fault comes back."""
+        self._proofs = proofs
         self._run = run
         self._module = run.module
         self._recipe = recipe
@@ -68,15 +72,16 @@ class Recorder:
             finding=finding,
             guilty=decision.guilty,
             target=target,
-            reproduced=decision.reproduced,
+            came_back=bool(decision.reproduced.runs) if decision.reproduced.of else None,
             culprit=decision.culprit,
-            attributes=self._keeper.attributes.changed(window.attributes),
+            changed=self._keeper.attributes.changed(),
+            ignored=self._keeper.attributes.ignored,
             buffers=self._buffers,
             changed_before_copy=tuple(sorted(moved(window))),
             optimizer_states=states,
             hyperparameters=self._keeper.hyperparameters,
         )
-        return self._retention.put(capture)
+        return self._retention.put(capture, proofs=self._proofs, seconds=decision.seconds)
 
     def bad_before(self, window: Window) -> tuple[str, ...]:
         """Weights that were not finite at the instant."""

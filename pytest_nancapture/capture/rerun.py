@@ -70,8 +70,7 @@ def rerun(
     start = time.perf_counter()
 
     def restore() -> None:
-        window.restore_tensors(run.module)
-        window.restore_flags(run.module)
+        window.restore(run.module)
         for position, state in window.states.items():
             # A copy: what is loaded becomes the optimizer's own, to write into.
             run.optimizers[position].load_state_dict(copy.deepcopy(state))

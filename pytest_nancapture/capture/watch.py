@@ -81,8 +81,8 @@ class Watch:
         self._engine: Engine | None = None
         self._buffers = BufferWatch(inventory)
         self._reaction = Reaction(run, settings.on_capture)
-        retention = Retention(settings.dirpath, settings.max_bundles)
-        self._record = Recorder(run, recipe, self._keeper, self._buffers, retention)
+        retention = Retention(settings.dirpath, settings.max_bundles, run)
+        self._record = Recorder(run, recipe, self._keeper, self._buffers, retention, proofs=settings.confirm)
         self._deferral = Deferral(run, history=settings.optimizer_history)
         self.looks_may_wait = self._deferral.is_possible
 
@@ -309,8 +309,8 @@ class Watch:
         if weights or self._run.world_size == 1:
             self._capture(window, target, decision, dropped=bool(weights or window.states))
         else:
+            window.restore(self._module)
             path = self._record.write(window, target, decision)
-            window.restore_tensors(self._module)
             self._reaction.owe(captured(window, decision, path, dropped=False))
 
     def _rerun(self, window: Window, optimizer: Any, target: int, trace: Trace | None = None) -> Outcome | None:
@@ -331,16 +331,16 @@ class Watch:
     def _capture(self, window: Window, target: int, decision: Decision, *, dropped: bool = True) -> None:
         """Write the bundle if this rank is to blame, clean up, and end the run if that is wanted; on all ranks."""
         is_mine = self._run.rank in decision.blamed
+        window.dropped = True
+        self._clean(window)
         path = self._record.write(window, target, decision) if is_mine else None
         self._run.any(False)  # so that no rank ends the run while another still writes
         for position, state in window.states.items():
             self._run.optimizers[position].load_state_dict(state)
-        window.dropped = True
-        self._clean(window)
         self._reaction.act(captured(window, decision, path, dropped=dropped))
 
     def _clean(self, window: Window) -> None:
         """Undo what a dropped step did to the module; once more at its end, since the user's code has gone on."""
-        window.restore_tensors(self._module)
+        window.restore(self._module)
         for parameter in self._module.parameters():
             parameter.grad = None

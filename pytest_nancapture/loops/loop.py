@@ -8,23 +8,18 @@ place* it fills ``Run.quiet`` and ``Run.play``. To be *played from a bundle* it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from pytest_nancapture.errors import RebuildError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import torch
-
-    from pytest_nancapture.bundle.manifest import Manifest
-    from pytest_nancapture.bundle.rng import RandomStates
-    from pytest_nancapture.step.engine import Engine
+    from pytest_nancapture.step.scene import Scene
 
 REGISTRY: Mapping[str, str] = MappingProxyType(
     {
@@ -33,36 +28,6 @@ REGISTRY: Mapping[str, str] = MappingProxyType(
     }
 )
 """What a bundle calls its loop -> the module that plays it; imported when it is needed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scene:
-    """Everything that a loop needs to play a bundle's window.
-
-    Attributes:
-        manifest: of the bundle.
-        module: built or given; the engine brings it to the instant.
-        fitted: the same, or what ``torch.compile`` made of it: this one is trained.
-        batches: index in the epoch and micro-batch, on the device.
-        rng: random states, one for each.
-        tensors: of each micro-batch, by name.
-        states: of the optimizers, before the update; None where the update is not to be made.
-        engine: to be handed each moment of the step.
-        folder: an empty one, for what user code writes.
-        overrides: what the user's hook ``trainer_kwargs`` gave.
-    """
-
-    manifest: Manifest
-    module: Any
-    fitted: Any
-    batches: Sequence[tuple[int, Any]]
-    rng: Sequence[RandomStates]
-    tensors: Mapping[str, Any]
-    states: Sequence[Any] | None
-    engine: Engine
-    device: torch.device
-    folder: str
-    overrides: dict[str, Any] = field(default_factory=dict)
 
 
 class Loop(Protocol):

@@ -19,9 +19,10 @@ from pytest_nancapture.bundle.values.references import repository_root
 from pytest_nancapture.diagnose.blame import relative_file
 from pytest_nancapture.replay.hooks import ReplayHooks
 from pytest_nancapture.replay.result import ReplayResult
-from pytest_nancapture.replay.run import Replay, Source, traceless
+from pytest_nancapture.replay.run import Replay, traceless
 from pytest_nancapture.step.check import is_finite
 from pytest_nancapture.step.finding import Finding
+from pytest_nancapture.step.scene import Source
 
 _ROUNDING = 1e-5
 

@@ -8,61 +8,33 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from pytest_nancapture.bundle import numerics, rng
 from pytest_nancapture.bundle.bundle import Bundle
-from pytest_nancapture.bundle.manifest import BATCH, OPTIMIZER, RNG, WEIGHTS, Layouts
-from pytest_nancapture.bundle.tensors.file import read_tensors
 from pytest_nancapture.bundle.tensors.names import submodules
 from pytest_nancapture.bundle.text import some
-from pytest_nancapture.bundle.values.decode import Decoder
 from pytest_nancapture.diagnose.blame import culprit_of
 from pytest_nancapture.diagnose.given import given_fault
 from pytest_nancapture.diagnose.source import package_folder
 from pytest_nancapture.diagnose.trace import Trace, traced
-from pytest_nancapture.errors import BundleDamagedError, MismatchError, RebuildError
-from pytest_nancapture.loops.loop import Loop, Scene, loop_named
+from pytest_nancapture.errors import MismatchError, RebuildError
+from pytest_nancapture.loops.loop import Loop, loop_named
 from pytest_nancapture.replay.device import choose_device
 from pytest_nancapture.replay.hooks import ReplayHooks
-from pytest_nancapture.replay.rebuild import bring_to_the_instant, build_module, materialize, other_dtypes, resolver_for
+from pytest_nancapture.replay.resolve import resolver_for
 from pytest_nancapture.replay.result import ReplayResult, Verdict
 from pytest_nancapture.replay.verdict import judge
 from pytest_nancapture.step.engine import Engine
 from pytest_nancapture.step.finding import Finding
-
-_ARGUMENTS = ("argument/", "attribute/")
-"""What begins the names of tensors in ``weights.safetensors`` that are no weights."""
-
-
-@dataclass(frozen=True)
-class _Content:
-    """A bundle's tensors, on the replay's device."""
-
-    weights: dict[str, Tensor]
-    others: dict[str, Tensor]
-    batch: dict[str, Tensor]
-    rng: list[rng.RandomStates]
-    optimizer: dict[str, Tensor]
-
-
-Source = Callable[[str, Layouts, "torch.device | str"], dict[str, Tensor]]
-"""Gives the tensors of a file, made anew at every call, since the step may change them."""
-
-
-def stored_in(path: Path) -> Source:
-    """From a bundle's folder."""
-    # Weights are only copied from, into the module's own; all else the step computes with.
-    return lambda name, layouts, device: read_tensors(path / name, layouts, device, aligned=name != WEIGHTS)
+from pytest_nancapture.step.rebuild import build_module, materialize, other_dtypes
+from pytest_nancapture.step.scene import Source, read_content, set_scene, stored_in
 
 
 def run_replay(
@@ -103,15 +75,16 @@ class Replay:
     ) -> None:
         """`source` gives the tensors, instead of the bundle's folder."""
         self._bundle = bundle
-        self._content = content = _read(bundle, device, source or stored_in(bundle.path))
+        self._content = content = read_content(bundle, device, source or stored_in(bundle.path))
         self.finding: Finding | None = None
         self.stepped: Any = None
         self.trace: Trace | None = None
         self._device = device
+        self._is_given = False
         self._hooks = hooks
         self._folder = folder
         self._resolver = resolver_for(bundle)
-        self._decoder = Decoder({**content.others, **content.optimizer, **content.batch}, self._resolver)
+        self._decoder = content.decoder(self._resolver)
 
     def run(self, module: Any, *, compiled: bool = False, trace: bool = False, heals: bool = False) -> dict[str, Any]:
         """The fields of the result but device and seconds; for `heals` see :class:`Trace`."""
@@ -137,7 +110,9 @@ class Replay:
         notes = (*notes, *filter(None, [other_dtypes(step, self._content.weights), self._other_draws(engine)]))
         window = [batch.batch_idx for batch in manifest.batch.window]
         guilty = window.index(manifest.fault.batch_idx) if manifest.fault.batch_idx in window else len(window) - 1
-        found = judge(finding, manifest.fault, guilty, given)
+        # Whoever builds the module with a hook, or gives one, answers for what it holds.
+        missing = () if self._is_given else manifest.module.missing
+        found = judge(finding, manifest.fault, guilty, given, missing)
         culprit = found.culprit
         if self.trace is not None and culprit is not None:
             culprit = culprit_of(self.trace, step, finding, engine.losses) or culprit
@@ -168,8 +143,11 @@ class Replay:
         with self._loop.quiet():
             if module is None and self._hooks.module is not None:
                 module = self._hooks.module(self._bundle)
+            self._is_given = module is not None
             if module is None:
-                module = build_module(self._bundle.manifest.module, self._decoder, self._resolver, self._loop)
+                module = build_module(
+                    self._bundle.manifest.module, self._decoder, self._resolver, self._loop.check_class
+                )
                 materialize(module, self._content.weights)
                 return module
         self._loop.check_class(type(module), "the module given")
@@ -180,36 +158,21 @@ class Replay:
         return loop_named(self._bundle.manifest.trainer.framework)
 
     def _play(self, module: Any, *, compiled: bool) -> Engine:
-        manifest = self._bundle.manifest
-        states = None
-        if manifest.optimizer is not None:
-            states = [self._decoder.decode(state) for state in manifest.optimizer.states]
-        engine = Engine(
-            module=module,
-            restore=partial(bring_to_the_instant, module, manifest.module, self._content.weights, self._decoder),
-            device=self._device,
-            target=manifest.trainer.guilty_step,
-            judges_all=True,
-            # The fault showed only after the update, in buffers that hooks write or in the weights.
-            goes_on=states is not None or not {"loss", "gradients"} & set(manifest.fault.found_in),
-            trace=self.trace,
-        )
-        scene = Scene(
-            manifest=manifest,
-            module=module,
-            fitted=_compile(module, manifest.module.compiled) if compiled else module,
-            batches=[(batch.batch_idx, self._batch(batch.tree)) for batch in manifest.batch.window],
-            rng=self._content.rng,
-            tensors=self._content.batch,
-            states=states,
-            engine=engine,
+        scene = set_scene(
+            self._bundle.manifest,
+            module,
+            self._content,
+            self._decoder,
             device=self._device,
             folder=self._folder,
+            batch=self._batch,
+            trace=self.trace,
+            fitted=_compile(module, self._bundle.manifest.module.compiled) if compiled else None,
             overrides=(self._hooks.trainer_kwargs and self._hooks.trainer_kwargs(self._bundle)) or {},
         )
         with self._loop.quiet(), traced(self.trace):
             self._loop.play(scene)
-        return engine
+        return scene.engine
 
     def _batch(self, tree: Any) -> Any:
         batch = self._decoder.decode(tree)
@@ -252,27 +215,6 @@ class Replay:
     ) -> dict[str, Any]:
         fields = {"verdict": verdict, "reason": reason, "detail": detail, "notes": notes}
         return {**fields, "loss": None, "nonfinite": (), "culprit": None}
-
-
-def _read(bundle: Bundle, device: torch.device, source: Source) -> _Content:
-    manifest, path = bundle.manifest, bundle.path
-    try:
-        stored = source(WEIGHTS, manifest.module.layouts, device)
-        states = source(RNG, {}, "cpu")
-        optimizer = source(OPTIMIZER, manifest.optimizer.layouts, device) if manifest.optimizer else {}
-        return _Content(
-            weights={name: tensor for name, tensor in stored.items() if not name.startswith(_ARGUMENTS)},
-            others={name: tensor.cpu().clone() for name, tensor in stored.items() if name.startswith(_ARGUMENTS)},
-            batch=source(BATCH, manifest.batch.layouts, device),
-            rng=[rng.RandomStates.decode(record, states) for record in manifest.rng.instants],
-            optimizer=optimizer,
-        )
-    except (ValueError, OSError) as error:
-        raise BundleDamagedError(path, str(error)) from error
-    except Exception as error:  # safetensors' own has no name that every supported release shares
-        if type(error).__name__ != "SafetensorError":
-            raise
-        raise BundleDamagedError(path, f"not a safetensors file: {error}") from error
 
 
 @contextmanager

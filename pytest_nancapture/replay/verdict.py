@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_nancapture.bundle.manifest import Fault
+from pytest_nancapture.bundle.manifest import Fault, MissingRecord
+from pytest_nancapture.bundle.text import some
 from pytest_nancapture.diagnose.culprit import Culprit
 from pytest_nancapture.replay.result import Verdict
 from pytest_nancapture.step.finding import Finding, surfaces_in
@@ -20,7 +22,9 @@ class Judgement:
     culprit: Culprit | None = None
 
 
-def judge(finding: Finding, fault: Fault, guilty: int, given: Culprit | None) -> Judgement:
+def judge(
+    finding: Finding, fault: Fault, guilty: int, given: Culprit | None, missing: Sequence[MissingRecord] = ()
+) -> Judgement:
     """Judge a step that ran to its end.
 
     Args:
@@ -28,6 +32,7 @@ def judge(finding: Finding, fault: Fault, guilty: int, given: Culprit | None) ->
         fault: what the capture saw.
         guilty: position of the guilty micro-batch in the window.
         given: what was bad before the step began.
+        missing: state of the run that this replay's module lacks.
     """
     if finding.found_in:
         return Judgement(
@@ -40,9 +45,15 @@ def judge(finding: Finding, fault: Fault, guilty: int, given: Culprit | None) ->
         return _vacuous(f"the step made no loss for micro-batch {guilty + 1} of the window, where training had one")
     watched = set(fault.gradients.nonfinite or fault.gradients.nonzero)
     if watched and not watched & set(finding.gradients.nonzero):
-        some = f"{len(watched)} parameters" if len(watched) > 1 else next(iter(watched))
+        which = f"{len(watched)} parameters" if len(watched) > 1 else next(iter(watched))
         how = "non-finite" if fault.gradients.nonfinite else "non-zero"
-        return _vacuous(f"{some} with {how} gradients at capture now have none, or only zeros: nothing was tested")
+        return _vacuous(f"{which} with {how} gradients at capture now have none, or only zeros: nothing was tested")
+    if missing:
+        places = some([place.where for place in missing])
+        return _vacuous(
+            f"the bundle lacks state of the run ({places}), so nothing shows that this step is the one that failed: "
+            "build the module with it in the hook pytest_nancapture_module(bundle), or capture anew"
+        )
     return Judgement(verdict="finite", reason="loss and gradients are finite")
 
 

@@ -23,6 +23,10 @@ from pytest_nancapture.step.finding import Finding, look, note_backward
 from pytest_nancapture.step.state.inventory import can_be_kept
 
 
+class Enough(BaseException):
+    """Ends the play of a window once everything was seen; no user code may catch it."""
+
+
 class Tracer(Protocol):
     """Follows the operations of a step."""
 

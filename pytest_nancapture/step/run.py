@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from pytest_nancapture.bundle.manifest import TrainerRecord
     from pytest_nancapture.step.engine import Engine
+    from pytest_nancapture.step.scene import Scene
     from pytest_nancapture.step.state.window import Counters, Window
 
 
@@ -88,6 +89,16 @@ class Run(Protocol):
         Args:
             target: which optimizer step of the window is the guilty one, counted from 0.
         """
+
+    def check_class(self, kind: type, source: str) -> None:
+        """Refuse a class whose modules the loop cannot run; `source` is what named it.
+
+        Raises:
+            RebuildError: it is none of the loop's own.
+        """
+
+    def rehearse(self, scene: Scene) -> None:
+        """Play a bundle's window with a module built for it, beside the run; :class:`Enough` ends it early."""
 
     def quiet(self, window: Window) -> AbstractContextManager[None]:
         """Around a rerun in place: counters as at the instant, nothing told, logged or scaled; all is put back."""

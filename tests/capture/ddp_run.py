@@ -14,7 +14,9 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 
 from pytest_nancapture import NaNCapture, NonFiniteError
-from pytest_nancapture.capture import export
+from pytest_nancapture.capture import export, prove
+
+prove.FRESH = False  # what starts processes is tested in test_proofs.py
 
 
 class Net(pl.LightningModule):

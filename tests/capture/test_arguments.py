@@ -75,11 +75,14 @@ def rebuilt(bundle: Bundle) -> Any:
     from pytest_nancapture.bundle.tensors.file import read_tensors
     from pytest_nancapture.bundle.values.decode import Decoder
     from pytest_nancapture.loops.loop import loop_named
-    from pytest_nancapture.replay.rebuild import build_module, resolver_for
+    from pytest_nancapture.replay.resolve import resolver_for
+    from pytest_nancapture.step.rebuild import build_module
 
     tensors = read_tensors(bundle.path / "weights.safetensors", bundle.manifest.module.layouts)
     resolver = resolver_for(bundle)
-    return build_module(bundle.manifest.module, Decoder(tensors, resolver), resolver, loop_named("lightning.pytorch"))
+    return build_module(
+        bundle.manifest.module, Decoder(tensors, resolver), resolver, loop_named("lightning.pytorch").check_class
+    )
 
 
 def test_tensors_among_the_arguments_come_back(tmp_path):

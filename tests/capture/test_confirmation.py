@@ -14,6 +14,7 @@ from training import Net, NormNet, batches, bundles_in, capture_one, differing, 
 
 from pytest_nancapture import NaNCapture, NonFiniteError, find_bundles
 from pytest_nancapture.bundle.bundle import Bundle
+from pytest_nancapture.bundle.manifest import Reproduced
 
 FAILURES: list[int] = []
 
@@ -34,19 +35,20 @@ class Transient(Net):
     [
         (0, [4], (0, 0)),
         (1, [4], (0, 1)),
-        (1, [4, 5], (1, 1)),
+        (1, [4, 5], (0, 1)),
+        (1, [4, 5, 6], (1, 1)),
         (3, [4], (0, 3)),
-        (3, [4, 6], (1, 3)),
-        (3, [4, 5, 6, 7], (3, 3)),
+        (3, [4, 9], (1, 3)),
+        (3, [4, 5, 6, 7, 8, 9, 10], (3, 3)),
     ],
 )
 def test_a_bundle_says_how_often_its_fault_came_back(confirm, bad_calls, expected, tmp_path, monkeypatch):
-    """Of so many reruns as were asked for."""
+    """Of so many replays of it as were asked for; the reruns of the run's own step, before them, do not count."""
     monkeypatch.setattr(Transient, "calls", 0)
     monkeypatch.setattr(Transient, "bad_calls", tuple(bad_calls))
     bundle = capture_one(Transient(), batches(bad=[]), tmp_path, confirm=confirm, trace=False)
     assert (bundle.fault.reproduced.runs, bundle.fault.reproduced.of) == expected
-    assert Transient.calls == 5 + confirm
+    assert Transient.calls == 5 + 2 * confirm
 
 
 def test_a_transient_fault_is_kept_and_labelled(tmp_path, monkeypatch, caplog):
@@ -56,7 +58,7 @@ def test_a_transient_fault_is_kept_and_labelled(tmp_path, monkeypatch, caplog):
     bundle = capture_one(Transient(), batches(bad=[]), tmp_path)
     assert bundle.fault.found_in == ("loss", "gradients")
     lines = [record.message for record in caplog.records if record.name == "pytest_nancapture"]
-    assert lines[1].endswith("reproduced 0 of 1")
+    assert lines[1].endswith("reproduced 0 of 1 in this process")
     assert lines[2] == (
         "nancapture: transient: the fault did not come back when the step was rerun; it may hang on "
         "non-deterministic kernels, on hardware, or on state that no bundle holds, and cannot gate anything"
@@ -76,10 +78,10 @@ class Raises(Net):
 
 
 def test_a_rerun_that_raises_hides_nothing(tmp_path, monkeypatch, caplog):
-    """The fault is captured without its confirmation, and the log says why."""
+    """The fault is captured all the same, the log says why, and the bundle's own replay proves it."""
     monkeypatch.setattr(Raises, "runs", 0)
     bundle = capture_one(Raises(), batches(), tmp_path)
-    assert (bundle.fault.batch_idx, bundle.fault.reproduced.of) == (4, 0)
+    assert (bundle.fault.batch_idx, bundle.fault.reproduced) == (4, Reproduced(runs=1, of=1, how="here"))
     assert "nancapture: rerunning the step in place raised LookupError: no such luck" in caplog.text
 
 

@@ -217,7 +217,7 @@ def test_all_updates_of_a_bad_training_step_are_dropped(on_capture, bad_step, tm
 
 STORY = """\
 nancapture: step 4: nan in loss, 2 of 2 gradients not finite
-nancapture: bundle   nan-bundles/step-000004-rank-0   SIZE kB, reproduced 1 of 1
+nancapture: bundle   nan-bundles/step-000004-rank-0   SIZE kB, reproduced 1 of 1 in this process
 nancapture: replay   pytest --nan-bundles=nan-bundles
 """
 LAST = {

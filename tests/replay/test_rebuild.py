@@ -17,7 +17,8 @@ from pytest_nancapture.bundle.values.decode import Decoder
 from pytest_nancapture.bundle.values.references import Resolver
 from pytest_nancapture.errors import MismatchError, RebuildError
 from pytest_nancapture.loops.loop import loop_named
-from pytest_nancapture.replay.rebuild import build_module, load_tensors, resolver_for, set_state
+from pytest_nancapture.replay.resolve import resolver_for
+from pytest_nancapture.step.rebuild import build_module, load_tensors, set_state
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +34,7 @@ LOOP = loop_named("lightning.pytorch")
 
 def build(target: str = "models:Net", **fields: Any) -> Any:
     resolver = Resolver()
-    return build_module(ModuleRecord(target=target, **fields), Decoder({}, resolver), resolver, LOOP)
+    return build_module(ModuleRecord(target=target, **fields), Decoder({}, resolver), resolver, LOOP.check_class)
 
 
 def not_a_module() -> Any:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pytest_nancapture.bundle.values.generators import generator_of
 from pytest_nancapture.bundle.values.objects import EMPTY, builtin_base, is_harmless, pytree_nodes, slot_names
 from pytest_nancapture.bundle.values.references import Resolver
 from pytest_nancapture.errors import RebuildError
@@ -35,8 +36,10 @@ class Decoder:
 
     def __init__(self, tensors: Mapping[str, Tensor], resolver: Resolver) -> None:
         self._tensors = tensors
-        self._resolver = resolver
+        self.resolver = resolver
         self._objects: list[Any] = []
+        self.owner: torch.nn.Module | None = None
+        """The module whose own parts a tree may name."""
 
     def decode(self, node: Any) -> Any:
         """The value that `node` stands for.
@@ -58,7 +61,7 @@ class Decoder:
         if isinstance(reference, dict):
             return _graph_batch(self.resolve(reference["graphs"]))
         target, file = (reference, None) if isinstance(reference, str) else reference
-        return self._resolver.resolve(target, file)
+        return self.resolver.resolve(target, file)
 
     def _items(self, nodes: list[Any]) -> list[Any]:
         return [self.decode(node) for node in nodes]
@@ -92,7 +95,7 @@ class Decoder:
         if kind not in pytree_nodes():
             raise RebuildError(f"{kind!r} is not registered with torch.utils._pytree any more")
         # What an unflatten function is given as context it may call, as torch's own do with the class of a tuple.
-        context = _ContextDecoder(kind, self._tensors, self._resolver).decode(node["context"])
+        context = _ContextDecoder(kind, self._tensors, self.resolver).decode(node["context"])
         return pytree_nodes()[kind].unflatten_fn(self._items(node["children"]), context)
 
     def _object(self, node: dict[str, Any]) -> Any:
@@ -131,6 +134,26 @@ class Decoder:
         if not is_harmless(found):
             raise RebuildError(f"{reference!r}: a bundle may not name {found!r:.80}")
         return found
+
+    def _part_of_owner(self, node: dict[str, Any]) -> Any:
+        name = node["own"]
+        if self.owner is None or not isinstance(name, str):
+            raise RebuildError(f"{name!r:.80}: expected a part of the module, and there is no module here")
+        if name.startswith("module "):
+            return self.owner.get_submodule(name.removeprefix("module "))
+        path, _, last = name.rpartition(".")
+        home = self.owner.get_submodule(path)
+        return home._parameters[last] if last in home._parameters else home._buffers[last]
+
+    def _generator(self, node: dict[str, Any]) -> Any:
+        tag = next(tag for tag in _GENERATORS if tag in node)
+        return generator_of(tag, self.decode(node[tag]), self._here(node.get("device", "cpu")))
+
+    def _here(self, device: str) -> str:
+        """The device of the replay, for what was on the run's."""
+        if device == "cpu" or self.owner is None:
+            return "cpu"
+        return str(next((parameter.device for parameter in self.owner.parameters()), "cpu"))
 
     def _partial(self, node: dict[str, Any]) -> Any:
         function, arguments, keywords = self._items(node["partial"])
@@ -178,6 +201,7 @@ class _ContextDecoder(Decoder):
         return found
 
 
+_GENERATORS = ("torch_generator", "numpy_generator", "random_state", "python_random")
 _DECODE: dict[str, Callable[[Decoder, Any], Any]] = {
     "tensor": Decoder._tensor,
     "dict": lambda self, node: {self.decode(key): self.decode(item) for key, item in node["dict"]},
@@ -192,6 +216,8 @@ _DECODE: dict[str, Callable[[Decoder, Any], Any]] = {
     "pytree": Decoder._pytree,
     "object": Decoder._object,
     "weakref": lambda self, node: weakref.ref(self._objects[-1 - node["weakref"]]),
+    "own": Decoder._part_of_owner,
+    **dict.fromkeys(_GENERATORS, Decoder._generator),
     "float": lambda _, node: float(node["float"]),
     "complex": lambda self, node: complex(*self._items(node["complex"])),
     "bytes": lambda _, node: base64.b64decode(node["bytes"], validate=True),

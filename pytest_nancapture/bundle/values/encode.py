@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from pytest_nancapture.bundle.tensors.kinds import unwritable
+from pytest_nancapture.bundle.values.generators import GENERATORS, state_of_generator, tag_of_generator
 from pytest_nancapture.bundle.values.objects import EMPTY, builtin_base, is_harmless, pytree_nodes, slots_of
 from pytest_nancapture.bundle.values.references import refer
 from pytest_nancapture.errors import UnwritableValueError
@@ -40,11 +41,24 @@ class Encoder:
         tensors: those met so far, by name; the very tensors, not copies.
     """
 
-    def __init__(self, *, prefix: str = "", device: torch.device | str = "cpu", remedy: str = REMEDY) -> None:
-        """`prefix` starts the tensors' names; `device` is the run's, and tensors elsewhere keep a note of where.
+    def __init__(
+        self,
+        *,
+        prefix: str = "",
+        device: torch.device | str = "cpu",
+        remedy: str = REMEDY,
+        own: Mapping[int, str] | None = None,
+    ) -> None:
+        """How to write.
 
-        `remedy` ends the messages of errors.
+        Args:
+            prefix: starts the tensors' names.
+            device: the run's; tensors elsewhere keep a note of where.
+            remedy: ends the messages of errors.
+            own: a module's own parts by identity, such as ``encoder.weight``; a value that is one is written as its
+                name.
         """
+        self._own = own or {}
         self._prefix = prefix
         self.tensors: dict[str, Tensor] = {}
         self._names: dict[int, str] = {}
@@ -61,6 +75,8 @@ class Encoder:
         """
         if type(value) in _PLAIN:
             return value
+        if id(value) in self._own:
+            return {"own": self._own[id(value)]}
         if id(value) in self._above:
             raise self._error(where, "it contains itself")
         self._above.append(id(value))
@@ -91,6 +107,8 @@ class Encoder:
             return {kind.__name__: self._items(value, where)}
         if kind is dict:
             return {"dict": self._pairs(value, where)}
+        if isinstance(value, GENERATORS):
+            return self._generator(value, where)
         if kind is slice or kind is range:
             return {kind.__name__: self._items((value.start, value.stop, value.step), where)}
         if isinstance(value, torch.dtype):
@@ -122,7 +140,7 @@ class Encoder:
                 "children": self._items(children, where),
                 "context": self.encode(context, f"{where}.context"),
             }
-        if isinstance(value, np.random.Generator) or hasattr(kind, "__next__"):
+        if hasattr(kind, "__next__"):
             raise self._error(where, f"a {kind.__qualname__} cannot be written")
         if isinstance(value, weakref.ref):
             return self._weak(value, where)
@@ -188,6 +206,13 @@ class Encoder:
         # A copy: torch refuses what is read-only, swapped in byte order or strided backwards.
         self.tensors[name] = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C", copy=True))
         return node
+
+    def _generator(self, value: Any, where: str) -> dict[str, Any]:
+        tag = tag_of_generator(value)
+        if not tag:
+            raise self._error(where, f"a {type(value).__module__}.{type(value).__qualname__} cannot be written")
+        node = {tag: self.encode(state_of_generator(value), where)}
+        return {**node, "device": str(value.device)} if tag == "torch_generator" else node
 
     def _items(self, values: Any, where: str) -> list[Any]:
         return [self.encode(item, f"{where}[{i}]") for i, item in enumerate(values)]

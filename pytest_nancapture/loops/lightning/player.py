@@ -13,7 +13,8 @@ from pytest_nancapture.bundle import numerics
 from pytest_nancapture.bundle.manifest import OptimizerRecord
 from pytest_nancapture.loops.lightning.trainer import WindowLoader, build_trainer, framework_of, set_counters
 from pytest_nancapture.loops.lightning.wrappers import Wraps, last_hook
-from pytest_nancapture.loops.loop import Scene
+from pytest_nancapture.step.engine import Enough
+from pytest_nancapture.step.scene import Scene
 
 _STAND_INS: dict[str, Callable[..., Any]] = {
     "prepare_data": lambda _: None,
@@ -23,10 +24,6 @@ _STAND_INS: dict[str, Callable[..., Any]] = {
     "on_after_batch_transfer": lambda _, batch, *__: batch,
 }
 """For hooks that would fetch data, bring callbacks that write files, or move a batch that is in place already."""
-
-
-class Finished(BaseException):
-    """Ends the replay's fit once everything was seen; no user code may catch it."""
 
 
 def play(scene: Scene) -> None:
@@ -48,7 +45,7 @@ def play(scene: Scene) -> None:
     for name, stand_in in _STAND_INS.items():
         player.wraps.put(scene.module, name, stand_in)
     try:
-        with suppress(Finished):
+        with suppress(Enough):
             trainer.fit(scene.fitted, train_dataloaders=loader)
     finally:
         player.wraps.take_off()
@@ -102,7 +99,7 @@ class Player:
     def _before_update(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(optimizer, *args, **kwargs)
         if self._engine.arrive(optimizer):
-            raise Finished
+            raise Enough
         return result
 
     def _on_train_batch_end(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -110,7 +107,7 @@ class Player:
         if len(self._engine.losses) < len(self._scene.batches):
             return result
         self._engine.look_after(updated=self._scene.states is not None)
-        raise Finished
+        raise Enough
 
 
 def load_states(optimizers: Any, states: Any, record: OptimizerRecord) -> None:

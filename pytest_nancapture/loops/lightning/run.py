@@ -10,9 +10,13 @@ import torch
 from torch import nn
 
 from pytest_nancapture.bundle.manifest import TrainerRecord
+from pytest_nancapture.loops.lightning import loop
 from pytest_nancapture.loops.lightning.in_place import InPlace, quiet
+from pytest_nancapture.loops.lightning.loop import check_class
+from pytest_nancapture.loops.lightning.player import play
 from pytest_nancapture.loops.lightning.wrappers import Wraps, is_inherited
 from pytest_nancapture.step.engine import Engine
+from pytest_nancapture.step.scene import Scene
 from pytest_nancapture.step.state.window import Counters, Window
 
 PACKAGES = frozenset({"lightning", "pytorch_lightning", "lightning_fabric"})
@@ -126,6 +130,13 @@ class LightningRun:
             world_size=trainer.world_size,
             rank=trainer.global_rank,
         )
+
+    def check_class(self, kind: type, source: str) -> None:
+        check_class(kind, source)
+
+    def rehearse(self, scene: Scene) -> None:
+        with loop.quiet():
+            play(scene)
 
     @contextmanager
     def quiet(self, window: Window) -> Iterator[None]:

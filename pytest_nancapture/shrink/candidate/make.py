@@ -26,9 +26,9 @@ from pytest_nancapture.bundle.tensors.file import plain_size
 from pytest_nancapture.bundle.tensors.layouts import pack, unpack
 from pytest_nancapture.bundle.tensors.recipes import fill, noise
 from pytest_nancapture.bundle.write import with_layouts
-from pytest_nancapture.replay.run import stored_in
 from pytest_nancapture.shrink.candidate.plan import Plan, Range, Way
 from pytest_nancapture.shrink.candidate.tree import LIST, cut_lists, list_path, tensor_names
+from pytest_nancapture.step.scene import stored_in
 
 _LEVELS = 15
 """Steps between the smallest and the largest value of what is rounded."""

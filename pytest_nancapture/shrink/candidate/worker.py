@@ -67,7 +67,7 @@ class Worker:
 
     def _look(self) -> dict[str, Any]:
         from pytest_nancapture.replay.observe import gradients_when_healed, observe
-        from pytest_nancapture.replay.run import stored_in
+        from pytest_nancapture.step.scene import stored_in
 
         self._bundle.verify()
         source = stored_in(self._bundle.path)

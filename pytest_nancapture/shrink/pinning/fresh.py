@@ -1,17 +1,12 @@
-"""A replay in a process of its own, where nothing was imported or patched before."""
+"""A replay in a process of its own, as pinning needs it: with a verdict, or refused."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+from pytest_nancapture.capture.fresh import replay_afresh as replay
 from pytest_nancapture.errors import DeviceUnavailableError, PinError
-
-_LAST_WORDS = 12
-"""Lines of a dead replay's stderr that go into the error."""
 
 
 def replay_afresh(bundle: Path, device: str, *, trace: bool = False) -> dict[str, Any]:
@@ -29,32 +24,12 @@ def replay_afresh(bundle: Path, device: str, *, trace: bool = False) -> dict[str
         DeviceUnavailableError: this machine lacks the device.
         PinError: the process gave no verdict.
     """
-    command = [sys.executable, "-m", "pytest_nancapture.cli", "replay", "--json", f"--device={device}", str(bundle)]
-    options = ["--trace"] if trace else []
-    done = subprocess.run(  # noqa: S603, our own
-        [*command, *options], capture_output=True, text=True, errors="replace", check=False
-    )
-    answer = _answer(done.stdout)
-    if "verdict" in answer:
-        return answer
-    error = answer.get("error", {})
-    if error.get("type") == DeviceUnavailableError.__name__:
-        raise DeviceUnavailableError(error["message"])
+    answer = replay(bundle, device, trace=trace)
+    if answer.result:
+        return dict(answer.result)
+    if answer.error.get("type") == DeviceUnavailableError.__name__:
+        raise DeviceUnavailableError(answer.error["message"])
     if trace:
         return replay_afresh(bundle, device)
-    words = error.get("message") or "\n".join(done.stderr.splitlines()[-_LAST_WORDS:])
-    problem = f"the replay ended with exit code {done.returncode} and no verdict"
-    raise PinError(f"{bundle}: not pinned: {problem}\n{words}".rstrip())
-
-
-def _answer(text: str) -> dict[str, Any]:
-    """The last line that is a replay's answer: code under test may have printed around it."""
-    for line in reversed(text.splitlines()):
-        if line.startswith("{"):
-            try:
-                data: dict[str, Any] = json.loads(line)
-            except ValueError:
-                continue
-            if "verdict" in data or "error" in data:
-                return data
-    return {}
+    problem, _, words = answer.words.partition("\n")
+    raise PinError(f"{bundle}: not pinned: {problem}\n{answer.error.get('message') or words}".rstrip())

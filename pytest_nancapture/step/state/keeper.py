@@ -35,7 +35,7 @@ class Keeper:
 
     def __init__(self, run: Run, inventory: Inventory) -> None:
         self.window: Window | None = None
-        self.attributes = AttributeWatch(run.module, run.attributes)
+        self.attributes = AttributeWatch(run)
         self.hyperparameters = [_hyperparameters(optimizer.param_groups) for optimizer in run.optimizers]
         self._run = run
         self._module = run.module
@@ -130,7 +130,7 @@ class Keeper:
         self.window = Window(
             number=self._windows,
             tensors=self._snapshots.take(inventory.parameters(self._moving), by_value=is_rare(self._windows)),
-            attributes=self.attributes.take(),
+            objects=self.attributes.take(),
             eval_mode=inventory.eval_mode(),
             frozen=inventory.frozen(),
             counters=self._run.counters,

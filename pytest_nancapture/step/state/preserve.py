@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from pytest_nancapture.bundle import rng
 from pytest_nancapture.bundle.tensors.kinds import is_expanded
 from pytest_nancapture.bundle.tensors.names import unique_parameters
-from pytest_nancapture.step.state.attributes import Objects
+from pytest_nancapture.step.state.attributes import known_things
 from pytest_nancapture.step.state.inventory import can_be_kept
+from pytest_nancapture.step.state.objects import Objects
 
 if TYPE_CHECKING:
     from pytest_nancapture.step.run import Run
@@ -34,7 +35,7 @@ def preserved(run: Run, *, updates: bool) -> Iterator[None]:
         stack.enter_context(rng.preserved())
         for saved in (_parameters(module), _gradients(module)):
             stack.callback(saved)
-        objects = Objects([*run.restores, *module.modules(), *module.parameters(), *module.buffers()], run.packages)
+        objects = Objects(known_things(run), run.packages)
         for submodule in module.modules():
             stack.callback(_attributes(submodule, objects))
             stack.callback(_buffers(submodule))

@@ -12,6 +12,7 @@ from pytest_nancapture.bundle.tensors.kinds import is_expanded
 from pytest_nancapture.bundle.tensors.names import buffers, parameters, replace_buffer, submodules, unique_parameters
 from pytest_nancapture.step.state.batch import TakenBatch
 from pytest_nancapture.step.state.inventory import can_be_kept
+from pytest_nancapture.step.state.objects import Objects
 from pytest_nancapture.step.state.tensors import copy_of
 
 
@@ -38,7 +39,7 @@ class Window:
     Attributes:
         number: of the window since fit began, from 1 up.
         tensors: buffers, and weights that steps change outside of their update, as they were.
-        attributes: plain attributes, as they were.
+        objects: what attributes held.
         eval_mode: submodules in eval mode.
         frozen: parameters that required no gradient.
         counters: of the run.
@@ -54,7 +55,7 @@ class Window:
 
     number: int
     tensors: dict[str, Tensor]
-    attributes: dict[tuple[str, str], Any]
+    objects: Objects
     eval_mode: tuple[str, ...]
     frozen: tuple[str, ...]
     counters: Counters
@@ -83,13 +84,15 @@ class Window:
             for name in made:
                 replace_buffer(module, name, None)
 
+    def restore(self, module: nn.Module) -> None:
+        """Put back everything that was taken but random states and optimizers."""
+        self.restore_tensors(module)
+        self.restore_flags(module)
+
     def restore_flags(self, module: nn.Module) -> None:
-        """Put plain attributes, modes and ``requires_grad`` back as they were."""
-        modules = dict(submodules(module))
-        for (path, name), value in self.attributes.items():
-            if path in modules:
-                vars(modules[path])[name] = value
-        for name, submodule in modules.items():
+        """Put attributes, modes and ``requires_grad`` back as they were."""
+        self.objects.restore()
+        for name, submodule in submodules(module):
             submodule.training = name not in self.eval_mode
         for name, parameter in unique_parameters(module):
             parameter.requires_grad_(name not in self.frozen)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pytest_nancapture.step.state.attributes import Objects
+from pytest_nancapture.step.state.objects import Objects
 
 
 class Loud(dict):

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Collection, Mapping
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
-from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.bundle.manifest import ModuleRecord, StateRecord
 from pytest_nancapture.bundle.tensors.kinds import is_expanded
 from pytest_nancapture.bundle.tensors.names import (
@@ -25,10 +23,8 @@ from pytest_nancapture.bundle.tensors.names import (
 )
 from pytest_nancapture.bundle.text import some
 from pytest_nancapture.bundle.values.decode import Decoder
-from pytest_nancapture.bundle.values.references import Resolver, repository_root
+from pytest_nancapture.bundle.values.references import Resolver
 from pytest_nancapture.errors import MismatchError, RebuildError
-from pytest_nancapture.loops.loop import Loop
-from pytest_nancapture.replay.script import load_script
 from pytest_nancapture.step.state.places import Step, Way, put
 
 _HELP = (
@@ -36,21 +32,13 @@ _HELP = (
 )
 
 
-def resolver_for(bundle: Bundle) -> Resolver:
-    """Looks for source files from here upward and from above the bundle upward, each to the top of its repository.
-
-    The bundle's own folder is left out: what comes in it is never run.
-    """
-    places: list[Path] = []
-    for start in (Path.cwd(), bundle.path.parent):
-        top = repository_root(start)
-        upward = [start, *start.parents]
-        places += upward[: upward.index(top) + 1] if top is not None else upward[:3]
-    return Resolver(tuple(dict.fromkeys(places)), load_script)
-
-
-def build_module(record: ModuleRecord, decoder: Decoder, resolver: Resolver, loop: Loop) -> Any:
+def build_module(
+    record: ModuleRecord, decoder: Decoder, resolver: Resolver, check_class: Callable[[type, str], None]
+) -> Any:
     """Call the factory if there is one, else the class with its captured arguments.
+
+    Args:
+        check_class: raises where the loop cannot run modules of a class; its second argument says what named it.
 
     Raises:
         RebuildError: neither can be found, is what it must be, or works.
@@ -63,7 +51,7 @@ def build_module(record: ModuleRecord, decoder: Decoder, resolver: Resolver, loo
         build = resolver.resolve(record.target, record.file)
         if not (isinstance(build, type) and issubclass(build, nn.Module)):
             raise RebuildError(f"target {record.target}: expected a subclass of torch.nn.Module, came {build!r:.80}")
-        loop.check_class(build, f"target {record.target}")
+        check_class(build, f"target {record.target}")
         arguments = {name: decoder.decode(value) for name, value in record.arguments.items()}
     try:
         module = build(**arguments)
@@ -73,7 +61,7 @@ def build_module(record: ModuleRecord, decoder: Decoder, resolver: Resolver, loo
             f"{record.factory or record.target}({', '.join(arguments)}) failed with {type(error).__name__}: {error}"
             f"{lacking}"
         ) from error
-    loop.check_class(type(module), record.factory or record.target)
+    check_class(type(module), record.factory or record.target)
     return module
 
 
@@ -149,6 +137,7 @@ def bring_to_the_instant(
     """
     initial = record.initial.all_names() if record.initial is not None else ()
     load_tensors(module, captured, record.resized, initial)
+    decoder.owner = module
     set_state(module, record, decoder)
     for parameter in module.parameters():
         parameter.grad = None

@@ -1,0 +1,153 @@
+"""A bundle's window, ready to be played: its tensors, and everything that a loop needs to run its step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_nancapture.bundle.bundle import Bundle
+from pytest_nancapture.bundle.manifest import BATCH, OPTIMIZER, RNG, WEIGHTS, Layouts, Manifest
+from pytest_nancapture.bundle.rng import RandomStates
+from pytest_nancapture.bundle.tensors.file import read_tensors
+from pytest_nancapture.bundle.values.decode import Decoder
+from pytest_nancapture.bundle.values.references import Resolver
+from pytest_nancapture.errors import BundleDamagedError
+from pytest_nancapture.step.engine import Engine, Tracer
+from pytest_nancapture.step.rebuild import bring_to_the_instant
+
+_ARGUMENTS = ("argument/", "attribute/")
+"""What begins the names of tensors in ``weights.safetensors`` that are no weights."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """A bundle's tensors, on the replay's device."""
+
+    weights: dict[str, Tensor]
+    others: dict[str, Tensor]
+    batch: dict[str, Tensor]
+    rng: list[RandomStates]
+    optimizer: dict[str, Tensor]
+
+    def decoder(self, resolver: Resolver) -> Decoder:
+        """Of the values that are made of them."""
+        return Decoder({**self.others, **self.optimizer, **self.batch}, resolver)
+
+
+Source = Callable[[str, Layouts, "torch.device | str"], dict[str, Tensor]]
+"""Gives the tensors of a file, made anew at every call, since the step may change them."""
+
+
+def stored_in(path: Path) -> Source:
+    """From a bundle's folder."""
+    # Weights are only copied from, into the module's own; all else the step computes with.
+    return lambda name, layouts, device: read_tensors(path / name, layouts, device, aligned=name != WEIGHTS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """Everything that a loop needs to play a bundle's window.
+
+    Attributes:
+        manifest: of the bundle.
+        module: built or given; the engine brings it to the instant.
+        fitted: the same, or what ``torch.compile`` made of it: this one is trained.
+        batches: index in the epoch and micro-batch, on the device.
+        rng: random states, one for each.
+        tensors: of each micro-batch, by name.
+        states: of the optimizers, before the update; None where the update is not to be made.
+        engine: to be handed each moment of the step.
+        folder: an empty one, for what user code writes.
+        overrides: what the user's hook ``trainer_kwargs`` gave.
+    """
+
+    manifest: Manifest
+    module: Any
+    fitted: Any
+    batches: Sequence[tuple[int, Any]]
+    rng: Sequence[RandomStates]
+    tensors: Mapping[str, Tensor]
+    states: Sequence[Any] | None
+    engine: Engine
+    device: torch.device
+    folder: str
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+
+def read_content(bundle: Bundle, device: torch.device, source: Source) -> Content:
+    """All of a bundle's tensors.
+
+    Raises:
+        BundleDamagedError: a file is not what it must be.
+    """
+    manifest, path = bundle.manifest, bundle.path
+    try:
+        stored = source(WEIGHTS, manifest.module.layouts, device)
+        states = source(RNG, {}, "cpu")
+        optimizer = source(OPTIMIZER, manifest.optimizer.layouts, device) if manifest.optimizer else {}
+        return Content(
+            weights={name: tensor for name, tensor in stored.items() if not name.startswith(_ARGUMENTS)},
+            others={name: tensor.cpu().clone() for name, tensor in stored.items() if name.startswith(_ARGUMENTS)},
+            batch=source(BATCH, manifest.batch.layouts, device),
+            rng=[RandomStates.decode(record, states) for record in manifest.rng.instants],
+            optimizer=optimizer,
+        )
+    except (ValueError, OSError) as error:
+        raise BundleDamagedError(path, str(error)) from error
+    except Exception as error:  # safetensors' own has no name that every supported release shares
+        if type(error).__name__ != "SafetensorError":
+            raise
+        raise BundleDamagedError(path, f"not a safetensors file: {error}") from error
+
+
+def set_scene(
+    manifest: Manifest,
+    module: Any,
+    content: Content,
+    decoder: Decoder,
+    *,
+    device: torch.device,
+    folder: str,
+    batch: Callable[[Any], Any] | None = None,
+    trace: Tracer | None = None,
+    fitted: Any = None,
+    overrides: dict[str, Any] | None = None,
+) -> Scene:
+    """The scene of a bundle's window, with an engine that brings `module` to its instant.
+
+    Args:
+        batch: makes a micro-batch of its tree; None for just that.
+    """
+    states = None
+    if manifest.optimizer is not None:
+        states = [decoder.decode(state) for state in manifest.optimizer.states]
+    engine = Engine(
+        module=module,
+        restore=partial(bring_to_the_instant, module, manifest.module, content.weights, decoder),
+        device=device,
+        target=manifest.trainer.guilty_step,
+        judges_all=True,
+        # The fault showed only after the update, in buffers that hooks write or in the weights.
+        goes_on=states is not None or not {"loss", "gradients"} & set(manifest.fault.found_in),
+        trace=trace,
+    )
+    make = batch or decoder.decode
+    return Scene(
+        manifest=manifest,
+        module=module,
+        fitted=module if fitted is None else fitted,
+        batches=[(micro.batch_idx, make(micro.tree)) for micro in manifest.batch.window],
+        rng=content.rng,
+        tensors=content.batch,
+        states=states,
+        engine=engine,
+        device=device,
+        folder=folder,
+        overrides=overrides or {},
+    )

@@ -1,0 +1,194 @@
+"""What objects hold: taken all the way down through containers and plain objects, and put back in place."""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pytest_nancapture.bundle.tensors.kinds import is_expanded, unwritable
+from pytest_nancapture.bundle.values.generators import GENERATORS
+
+_DEPTH = 8
+_MANY = 10_000
+"""A larger container is put back itself; what lies in it is taken to be constant."""
+_CONTAINERS = (OrderedDict, dict, set, list, deque, bytearray)
+_NOT_THEIRS = frozenset({"torch", "logging", "threading", "multiprocessing"})
+_WITHOUT_STATE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
+_SMALL = 2**16
+"""Values of a tensor; a larger one is copied anew only where its version says that it was written."""
+_SMALL_ARRAY = 2**20
+"""Bytes of a numpy array, whose changes nothing tells; a larger one is only taken for a rerun."""
+_ATOMS = frozenset({bool, int, float, complex, str, bytes, type(None), types.FunctionType, types.MethodType, type})
+
+
+class LargeTensors:
+    """Copies of large tensors that are held by attributes: made once, and again when they were written."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[weakref.ref[Tensor], int, Tensor]] = {}
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        """A copy that must not be written to."""
+        known = self._kept.get(id(tensor))
+        if known is None or known[0]() is not tensor or known[1] != tensor._version:
+            known = self._kept[id(tensor)] = (weakref.ref(tensor), tensor._version, tensor.detach().clone())
+        return known[2]
+
+
+class Objects:
+    """Takes what values hold, and all that can be reached from them through containers and plain objects.
+
+    Deeper things, and what libraries keep in objects of their own, are taken to be constant.
+
+    Attributes:
+        count: how many were looked into.
+    """
+
+    def __init__(
+        self, known: Iterable[Any] = (), foreign: Collection[str] = (), large: LargeTensors | None = None
+    ) -> None:
+        """What to leave alone, and how much may be copied.
+
+        Args:
+            known: things that somebody else puts back.
+            foreign: packages whose objects are no user's state.
+            large: shares copies of large tensors between instants, where large arrays are not taken; None for a rerun,
+                for which everything is copied.
+        """
+        self._large = large
+        self._known = known if isinstance(known, dict) else {id(thing): thing for thing in known}
+        self._seen: dict[int, Any] = {}
+        self._foreign = _NOT_THEIRS.union(foreign)
+        self._restore: list[Callable[[], None]] = []
+
+    @property
+    def count(self) -> int:
+        return len(self._seen)
+
+    def take(self, value: Any, depth: int = 0) -> None:
+        """Take what `value` holds now."""
+        kind = type(value)
+        if kind in _ATOMS or id(value) in self._seen or id(value) in self._known or depth > _DEPTH:
+            return
+        self._seen[id(value)] = value
+        if isinstance(value, Tensor):
+            self._tensor(value)
+        elif isinstance(value, _CONTAINERS):
+            self._container(value)
+            self._all(value.values() if isinstance(value, dict) else value, depth)
+        elif isinstance(value, tuple):
+            self._all(value, depth)
+        elif isinstance(value, np.ndarray):
+            self._array(value)
+        elif isinstance(value, GENERATORS):
+            self._generator(value)
+        elif self.is_theirs(value):
+            self._object(value, depth)
+
+    def take_attributes(self, module: nn.Module, ignored: Collection[str]) -> None:
+        """Take what a module's attributes hold; its tensors and submodules are somebody else's.
+
+        Args:
+            ignored: names of attributes to leave alone.
+        """
+        home, kind = vars(module), type(module)
+        kept = {name: value for name, value in home.items() if name not in ignored}
+
+        def refill() -> None:
+            # A method that an instance has of its own is code, or a stand-in of ours.
+            new = [name for name in home.keys() - kept.keys() - set(ignored) if not callable(getattr(kind, name, None))]
+            for name in new:
+                del home[name]
+            home.update(kept)
+
+        self._restore.append(refill)
+        for value in kept.values():
+            self.take(value)
+
+    def restore(self) -> None:
+        """Make everything what it was."""
+        for restore in self._restore:
+            restore()
+
+    def is_theirs(self, value: Any) -> bool:
+        """Whether it is an object of a class of the user's, with attributes of its own."""
+        if isinstance(value, _WITHOUT_STATE) or not hasattr(value, "__dict__"):
+            return False
+        return not any(base.__module__.partition(".")[0] in self._foreign for base in type(value).__mro__)
+
+    def _all(self, values: Any, depth: int) -> None:
+        if len(values) <= _MANY:
+            for value in values:
+                if type(value) not in _ATOMS:
+                    self.take(value, depth + 1)
+
+    def _tensor(self, value: Tensor) -> None:
+        if not unwritable(value) and value.layout is torch.strided and not is_expanded(value):
+            is_large = self._large is not None and value.numel() > _SMALL
+            kept = self._large.copy(value) if self._large is not None and is_large else value.detach().clone()
+            version = value._version
+
+            def refill() -> None:
+                if value.shape == kept.shape and not (is_large and value._version == version):
+                    value.data.copy_(kept)
+
+            self._restore.append(refill)
+
+    def _array(self, value: np.ndarray[Any, Any]) -> None:
+        if self._large is not None and value.nbytes > _SMALL_ARRAY:
+            return
+        kept = value.copy()
+        self._restore.append(lambda: np.copyto(value, kept) if value.flags.writeable else None)
+
+    def _container(self, value: Any) -> None:
+        base: Any = next(kind for kind in _CONTAINERS if isinstance(value, kind))  # its methods run no code of theirs
+        kept = base(value)
+        before = _identities(value)
+
+        def refill() -> None:
+            if _identities(value) != before:
+                base.clear(value)
+                (base.update if hasattr(base, "update") else base.extend)(value, kept)
+
+        self._restore.append(refill)
+
+    def _object(self, value: Any, depth: int) -> None:
+        home = vars(value)
+        kept = dict(home)
+
+        def refill() -> None:
+            if _identities(home) != before:
+                home.clear()
+                home.update(kept)
+
+        before = _identities(home)
+        self._restore.append(refill)
+        self._all(kept.values(), depth)
+
+    def _generator(self, value: Any) -> None:
+        if isinstance(value, torch.Generator):
+            self._state(value.get_state, value.set_state)
+        elif isinstance(value, np.random.Generator):
+            bits = value.bit_generator
+            self._state(lambda: bits.state, lambda state: setattr(bits, "state", state))
+        elif isinstance(value, np.random.RandomState):
+            self._state(value.get_state, value.set_state)
+        else:
+            self._state(value.getstate, value.setstate)
+
+    def _state(self, get: Callable[[], Any], put: Callable[[Any], Any]) -> None:
+        state = get()
+        self._restore.append(lambda: put(state))
+
+
+def _identities(value: Any) -> list[int]:
+    """Of all that a container holds, in order."""
+    items = (part for pair in value.items() for part in pair) if isinstance(value, dict) else value
+    return list(map(id, items))
