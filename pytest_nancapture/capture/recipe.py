@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,19 +65,52 @@ def recipe_of(module: nn.Module, factory: str | None, arguments: Arguments) -> R
         recipe.target = refer(kind)
     except ValueError as error:
         recipe.problems.append(f"the module's class cannot be found again: {error}")
-    encoder = Encoder(prefix="argument/", remedy=arguments.if_unwritable)
+    encoder = Encoder(prefix="argument/")
+    unwritable: dict[str, str] = {}
     for name, value in arguments.values.items():
         try:
             recipe.arguments[name] = encoder.encode(value, name)
         except UnwritableValueError as error:
-            recipe.problems.append(f"argument {error.where} of {kind.__qualname__}: {error.problem}; {error.remedy}")
+            unwritable[error.where] = error.problem
     recipe.tensors = {name: tensor.detach().clone() for name, tensor in encoder.tensors.items()}
-    for name, parameter in constructor_parameters(kind).items():
-        if parameter.default is parameter.empty and name not in arguments.values:
-            recipe.problems.append(f"argument {name!r} of {kind.__qualname__} {arguments.if_missing}")
-    if recipe.factory is not None:
+    if factory is None:
+        recipe.problems += _problems(module, unwritable, arguments)
+    else:
         recipe.problems.clear()
     return recipe
+
+
+def _problems(module: nn.Module, unwritable: Mapping[str, str], arguments: Arguments) -> Iterator[str]:
+    """What is wrong with the arguments, a sentence for all of a kind."""
+    kind = type(module)
+    left_out = {name: p for name, p in constructor_parameters(kind).items() if name not in arguments.values}
+    absent = [name for name, parameter in left_out.items() if parameter.default is parameter.empty]
+    if unwritable:
+        what = "; ".join(f"{where}: {problem}" for where, problem in unwritable.items())
+        yield f"argument{_plural(unwritable)} of {kind.__qualname__}: {what}; {arguments.if_unwritable}"
+    if absent:
+        names = ", ".join(map(repr, absent))
+        are = "are" if len(absent) > 1 else "is"
+        yield f"argument{_plural(absent)} {names} of {kind.__qualname__} {are} {arguments.if_missing}"
+    others = [
+        name for name, p in left_out.items() if name not in absent and _is_another_module(module, name, p.default)
+    ]
+    if others:
+        names = ", ".join(map(repr, others))
+        yield (
+            f"argument{_plural(others)} {names} of {kind.__qualname__} {'are' if len(others) > 1 else 'is'} not the "
+            f"default{_plural(others)}, which a replay would take, and {arguments.if_missing}"
+        )
+
+
+def _is_another_module(module: nn.Module, name: str, default: Any) -> bool:
+    """Whether what the module keeps under an argument's name is a submodule of another class than the default."""
+    kept = module._modules.get(name)
+    return kept is not None and type(kept) is not type(default)
+
+
+def _plural(things: Collection[Any]) -> str:
+    return "s" if len(things) > 1 else ""
 
 
 def _factory(factory: str, door: str) -> Reference:

@@ -85,6 +85,7 @@ class Watch:
         self._record = Recorder(run, recipe, self._keeper, self._buffers, retention, proofs=settings.confirm)
         self._deferral = Deferral(run, history=settings.optimizer_history)
         self.looks_may_wait = self._deferral.is_possible
+        self._has_told = run.rank != 0
 
     def settle(self) -> None:
         """Act upon what a rank found alone after the last step; for the end of training, to which all ranks come.
@@ -135,9 +136,19 @@ class Watch:
             A context manager for the user's code that runs before the forward; None where there is none.
         """
         guard = self._keeper.take_batch(batch, batch_idx)
+        if not self._has_told:
+            self._tell_of_the_batch()
         if self._keeper.window is not None and not self._deferral.at_the_instant(self._keeper.window):
             self.settle_look()
         return guard
+
+    def _tell_of_the_batch(self) -> None:
+        """Say at the first one that is known to be unwritable that no bundle can be made of it."""
+        window = self._keeper.window
+        problem = window.batches[-1].problem if window is not None else None
+        if problem is not None:
+            self._has_told = True
+            log.warning("%snancapture: this run will write no bundle: %s", self._run.line_start, problem)
 
     def pass_over(self) -> None:
         """The micro-batch that was entered is not trained on."""

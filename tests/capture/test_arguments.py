@@ -171,7 +171,7 @@ REMEDY = (
 def test_an_argument_without_a_form_is_named_before_training(value, where, problem, tmp_path, caplog):
     """With its path, and what to do about it."""
     (said,) = warnings_of(Typed(value), caplog, tmp_path)
-    assert said == f"argument {where} of Typed: {problem}; {REMEDY}"
+    assert said == f"argument of Typed: {where}: {problem}; {REMEDY}"
 
 
 class Forgets(Net):
@@ -267,6 +267,38 @@ class Defaults(Net):
     def __init__(self, width: int = 3, hook: Any = None) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["hook"])
+
+
+class Two(Net):
+    """Saves neither of its arguments."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+
+
+def test_all_of_a_kind_are_told_in_one_line(tmp_path, caplog):
+    """Not one warning an argument."""
+    fit(Two(3, 2), batches(bad=[]), NaNCapture(tmp_path))
+    (said,) = [record.message for record in caplog.records if record.name == "pytest_nancapture"]
+    assert "arguments 'width', 'depth' of Two are not among its hparams; call self.save_hyperparameters()" in said
+
+
+class Judged(Net):
+    """Its loss is ignored among the hparams, as Lightning advises."""
+
+    def __init__(self, criterion: nn.Module = nn.L1Loss()) -> None:  # noqa: B008, as people write it
+        super().__init__()
+        self.save_hyperparameters(ignore=["criterion"])
+        self.criterion = criterion
+
+
+@pytest.mark.parametrize(("criterion", "count"), [(nn.L1Loss(), 0), (nn.MSELoss(), 1)])
+def test_an_ignored_argument_that_is_not_the_default(criterion, count, tmp_path, caplog):
+    """Is told when training starts, since a replay would take the default; the default itself is no problem."""
+    fit(Judged(criterion), batches(bad=[]), NaNCapture(tmp_path))
+    said = [record.message for record in caplog.records if record.name == "pytest_nancapture"]
+    assert len(said) == count
+    assert all("argument 'criterion' of Judged is not the default, which a replay would take" in line for line in said)
 
 
 def test_an_ignored_argument_with_a_default_is_no_problem(tmp_path, caplog):

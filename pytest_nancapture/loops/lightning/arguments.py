@@ -18,7 +18,7 @@ def saved_arguments(module: Any) -> Arguments:
         if_unwritable=(
             f"{_FACTORY}, or leave it out with self.save_hyperparameters(ignore=[...]) if the constructor has a default"
         ),
-        if_missing=f"is not among its hparams; call self.save_hyperparameters() in __init__, or {_FACTORY}",
+        if_missing=f"not among its hparams; call self.save_hyperparameters() in __init__, or {_FACTORY}",
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -87,7 +89,7 @@ def _check_name(holder: Any, name: Any) -> None:
     """State takes the place of state only: what a class defines as code stays what today's class makes of it."""
     is_special = not isinstance(name, str) or (name.startswith("__") and name.endswith("__"))
     of_class = None if is_special else getattr(type(holder), name, None)
-    is_code = callable(of_class) or isinstance(of_class, property) or hasattr(of_class, "__get__")
-    is_slot = type(of_class).__name__ == "member_descriptor"
-    if is_special or (is_code and not is_slot):
+    is_code = callable(of_class) or hasattr(of_class, "__get__")
+    is_place = isinstance(of_class, (functools.cached_property, types.MemberDescriptorType))
+    if is_special or (is_code and not is_place):
         raise RebuildError(f"state at {name!r:.60}: expected a place for values, came one for code")
