@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from pytest_nancapture.step.run import Run
 from pytest_nancapture.step.state.inventory import Inventory
 from pytest_nancapture.step.state.keeper import Keeper
 from pytest_nancapture.step.state.tensors import CopyOnWrite
-from pytest_nancapture.step.state.window import Window
+from pytest_nancapture.step.state.window import Window, hyperparameters_of, restore_hyperparameters
 
 log = logging.getLogger("pytest_nancapture")
 
@@ -142,6 +142,13 @@ class Watch:
     def pass_over(self) -> None:
         """The micro-batch that was entered is not trained on."""
         self._keeper.drop_batch()
+
+    @contextmanager
+    def others_code(self) -> Iterator[None]:
+        """Around code in a step that is not the module's: the learning rates that it sets are state."""
+        before = hyperparameters_of(self._run.optimizers)
+        yield
+        self._keeper.note_hyperparameters(before)
 
     def backward(self, loss: Tensor) -> None:
         """A backward pass is about to begin."""
@@ -261,6 +268,8 @@ class Watch:
         )
         if decision is not None:
             culprit = self._culprit(window, optimizer, target, decision) if is_kept else None
+            if not is_late:  # else a schedule has gone on
+                restore_hyperparameters(self._run.optimizers, window.hyperparameters)
             self._capture(window, target, dataclasses.replace(decision, culprit=culprit))
             raise DropStep
 

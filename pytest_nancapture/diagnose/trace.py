@@ -134,6 +134,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stack: list[str] = []
         self._count = 0
         self._paused = False
+        self._read: Link | None = None
         self.births: dict[Birth, set[str]] = {}
         """Where bad values were born, and of what kind, also those that led to nothing."""
 
@@ -217,6 +218,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._forget(look.tensor)
             return result
         if func.is_view or not outputs:
+            self._note_read(name, before)
             return result
         bad = [look for look in outputs if look.bad is not None]
         if not bad:
@@ -262,6 +264,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 continue
             nan_in = nan_in or look.nan
             links.append(Link(origin, reach, look.tensor.is_contiguous() and look.tensor.shape == bad[0].tensor.shape))
+        if not links and node is None and self._read is not None and _is_update(source) and _has_bad_number(values):
+            links.append(self._read)
         fresh = _fresh(bad[0], links) if is_pointwise else None
         birth = ""
         if not links or (fresh is not None and bool(fresh.any())):
@@ -291,6 +295,11 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 is_first=record.birth == "computed",
             )
             self.births.setdefault(birth, set()).add("nan" if any(look.nan for look in bad) else "inf")
+
+    def _note_read(self, name: str, before: list[Record | GivenValue | None]) -> None:
+        """A bad value became a plain number, as by ``item()``: a hook may make a learning rate of it."""
+        if name.startswith("_local_scalar_dense") and before[0] is not None:
+            self._read = Link(before[0])
 
     def _origin(self, look: _Look) -> Record | GivenValue:
         return self.writer(look.tensor) or GivenValue("constant")
@@ -368,6 +377,16 @@ def _fresh(output: _Look, links: list[Link]) -> Tensor | None:
 def _is_written(values: tuple[Any, Any]) -> bool:
     """Whether Inf is among the operation's plain arguments, as in ``masked_fill(mask, float("-inf"))``."""
     return any(isinstance(value, float) and math.isinf(value) for value in tree_leaves(values))
+
+
+def _has_bad_number(values: tuple[Any, Any]) -> bool:
+    """Whether NaN or Inf is among the operation's plain arguments."""
+    return any(isinstance(value, float) and not math.isfinite(value) for value in tree_leaves(values))
+
+
+def _is_update(source: Source | None) -> bool:
+    """Whether the operation is an optimizer's own: its numbers, such as the learning rate, came from elsewhere."""
+    return source is None or source.library.startswith("torch/optim/")
 
 
 def _values_of(args: Any, kwargs: Any) -> tuple[Any, Any]:

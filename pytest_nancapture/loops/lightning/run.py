@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -133,7 +134,8 @@ class LightningRun:
             yield
 
     def play(self, window: Window, engine: Engine, optimizer: Any) -> None:
-        InPlace(self._trainer, self.module, window, engine, optimizer, self._wraps.original).run()
+        original = partial(self._wraps.original, self.module)
+        InPlace(self._trainer, self.module, window, engine, optimizer, original).run()
 
 
 def package_of(trainer: Any) -> str:
@@ -146,6 +148,12 @@ def _own_attributes(module: nn.Module) -> frozenset[str]:
     """What every LightningModule has, and Lightning itself changes."""
     base = next((kind for kind in type(module).__mro__ if kind.__name__ == "LightningModule"), nn.Module)
     return frozenset(vars(base()))
+
+
+def callbacks_hooks_in_steps(trainer: Any) -> list[tuple[Any, str]]:
+    """The callbacks with hooks of the user's that run between a step's instant and its update, and each hook's name."""
+    hooks = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
+    return [(callback, hook) for callback in trainer.callbacks for hook in hooks if not _leaves(callback, (hook,))]
 
 
 def _leaves(owner: Any, hooks: Iterable[str]) -> bool:

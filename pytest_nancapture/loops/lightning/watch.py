@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pytest_nancapture.capture.recipe import Recipe
 from pytest_nancapture.capture.watch import DropStep, Settings, Watch
-from pytest_nancapture.loops.lightning.run import LightningRun
+from pytest_nancapture.loops.lightning.run import LightningRun, callbacks_hooks_in_steps
 from pytest_nancapture.loops.lightning.wrappers import Wraps, last_hook
 
 
@@ -38,6 +38,8 @@ class LightningWatch:
         put(strategy, "optimizer_step", self._optimizer_step)
         if self.watch.looks_may_wait:
             put(self._module, "optimizer_zero_grad", self._zero_grad)
+        for callback, hook in callbacks_hooks_in_steps(self._trainer):
+            put(callback, hook, self._callbacks_hook)
         if not self._module.automatic_optimization:
             self._wraps.put_on_raw_steps(strategy, self._trainer.optimizers, self.watch.before_raw_update)
 
@@ -54,6 +56,10 @@ class LightningWatch:
         if response == -1:
             self.watch.pass_over()
         return response
+
+    def _callbacks_hook(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self.watch.others_code():
+            return original(*args, **kwargs)
 
     def _backward(self, original: Callable[..., Any], loss: Tensor, *args: Any, **kwargs: Any) -> Any:
         self.watch.backward(loss)

@@ -15,7 +15,7 @@ from pytest_nancapture.step.state.attributes import AttributeWatch
 from pytest_nancapture.step.state.batch import TakenBatch
 from pytest_nancapture.step.state.inventory import Inventory, can_be_kept, is_rare
 from pytest_nancapture.step.state.tensors import CopyOnWrite, Pool, Snapshots, copy_of
-from pytest_nancapture.step.state.window import Weights, Window
+from pytest_nancapture.step.state.window import Weights, Window, hyperparameters_of
 
 _FINGERPRINTED = 2
 """So many first windows take fingerprints of all weights: a write through ``.data`` leaves the version as it was."""
@@ -90,6 +90,13 @@ class Keeper:
         for position, optimizer in enumerate(self._run.optimizers):
             window.states.setdefault(position, copy.deepcopy(optimizer.state_dict()))
 
+    def note_hyperparameters(self, before: list[list[dict[str, Any]]]) -> None:
+        """Those that code outside of the module has set since `before` are state: a replay does not run it."""
+        now = hyperparameters_of(self._run.optimizers)
+        for was, today, kept in zip(before, now, self.window.hyperparameters if self.window else (), strict=False):
+            for group, after, ours in zip(was, today, kept, strict=False):
+                ours.update({n: v for n, v in after.items() if v is not group.get(n) and not _is_same(group.get(n), v)})
+
     def learn(self) -> None:
         """Before the window's first update: which weights has the step itself moved?"""
         window = self.window
@@ -135,6 +142,7 @@ class Keeper:
             frozen=inventory.frozen(),
             counters=self._run.counters,
             weights=weights,
+            hyperparameters=hyperparameters_of(self._run.optimizers),
             reevaluates=any(reevaluates(optimizer) for optimizer in self._run.optimizers),
         )
 
