@@ -43,8 +43,11 @@ class Scene:
         manifest: of the bundle.
         module: built or given; the engine brings it to the instant.
         fitted: the same, or what ``torch.compile`` made of it: this one is trained.
-        batches: index in the epoch and micro-batch, on the device.
+        batches: the loop's own number and micro-batch, on the device; a list where the step takes its batches itself.
         rng: random states, one for each.
+        hooks: random states as the module's own hook is entered that makes the step's batch of it; None where the step
+            gets it as it is.
+        fetches: random states right after each batch that the step takes itself.
         tensors: of each micro-batch, by name.
         states: of the optimizers, before the update; None where the update is not to be made.
         engine: to be handed each moment of the step.
@@ -57,6 +60,8 @@ class Scene:
     fitted: Any
     batches: Sequence[tuple[int, Any]]
     rng: Sequence[RandomStates]
+    hooks: Sequence[RandomStates | None]
+    fetches: Sequence[Sequence[RandomStates]]
     tensors: Mapping[str, Any]
     states: Sequence[Any] | None
     engine: Engine

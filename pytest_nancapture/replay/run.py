@@ -21,12 +21,23 @@ from torch import Tensor
 
 from pytest_nancapture.bundle import numerics, rng
 from pytest_nancapture.bundle.bundle import Bundle
-from pytest_nancapture.bundle.manifest import BATCH, OPTIMIZER, RNG, WEIGHTS, Layouts
+from pytest_nancapture.bundle.manifest import (
+    BATCH,
+    OPTIMIZER,
+    RNG,
+    WEIGHTS,
+    BatchRecord,
+    Layouts,
+    MicroBatch,
+    own_number,
+)
+from pytest_nancapture.bundle.rng import RandomStates
 from pytest_nancapture.bundle.tensors.file import read_tensors
 from pytest_nancapture.bundle.tensors.names import submodules
 from pytest_nancapture.bundle.text import some
 from pytest_nancapture.bundle.values.decode import Decoder
 from pytest_nancapture.diagnose.blame import culprit_of
+from pytest_nancapture.diagnose.culprit import Culprit
 from pytest_nancapture.diagnose.given import given_fault
 from pytest_nancapture.diagnose.source import package_folder
 from pytest_nancapture.diagnose.trace import Trace, traced
@@ -51,8 +62,15 @@ class _Content:
     weights: dict[str, Tensor]
     others: dict[str, Tensor]
     batch: dict[str, Tensor]
-    rng: list[rng.RandomStates]
+    rng: list[RandomStates]
+    hooks: list[RandomStates | None]
+    fetches: list[list[RandomStates]]
     optimizer: dict[str, Tensor]
+
+    def given(self, record: BatchRecord) -> dict[str, Tensor]:
+        """Tensors of the batches that the step gets as they are."""
+        early = tuple(f"{own_number(micro)}/" for micro in record.window if micro.hook is not None)
+        return {name: tensor for name, tensor in self.batch.items() if not name.startswith(early)}
 
 
 Source = Callable[[str, Layouts, "torch.device | str"], dict[str, Tensor]]
@@ -119,6 +137,8 @@ class Replay:
         blamed = {name: self._content.weights[name] for name in manifest.fault.weights if name in self._content.weights}
         try:
             given = given_fault(blamed, self._content.batch)
+            # What a hook of the module's makes of bad values, only a trace can tell.
+            certain = given_fault(blamed, self._content.given(manifest.batch))
             step = self.module(module)
             if trace or heals:
                 self.trace = Trace(step, self._content.batch, package_folder(step), heals=heals)
@@ -137,11 +157,11 @@ class Replay:
         notes = (*notes, *filter(None, [other_dtypes(step, self._content.weights), self._other_draws(engine)]))
         window = [batch.batch_idx for batch in manifest.batch.window]
         guilty = window.index(manifest.fault.batch_idx) if manifest.fault.batch_idx in window else len(window) - 1
-        found = judge(finding, manifest.fault, guilty, given)
+        found = judge(finding, manifest.fault, guilty, certain)
         culprit = found.culprit
         if self.trace is not None and culprit is not None:
             culprit = culprit_of(self.trace, step, finding, engine.losses) or culprit
-            if given is not None and culprit.phase == given.phase:
+            if given is not None and culprit == Culprit(phase=given.phase):
                 # Explained by its values, of which the trace knows nothing.
                 culprit = given
         losses = [loss.double().sum().item() for losses in engine.losses for loss in losses]
@@ -164,7 +184,7 @@ class Replay:
         numerics.apply(self._bundle.manifest.numerics)
         initial = self._bundle.manifest.module.initial
         if initial is not None:
-            rng.RandomStates.seeded(initial.seed).restore()
+            RandomStates.seeded(initial.seed).restore()
         with self._loop.quiet():
             if module is None and self._hooks.module is not None:
                 module = self._hooks.module(self._bundle)
@@ -186,7 +206,7 @@ class Replay:
             states = [self._decoder.decode(state) for state in manifest.optimizer.states]
         engine = Engine(
             module=module,
-            restore=partial(bring_to_the_instant, module, manifest.module, self._content.weights, self._decoder),
+            restore=partial(self._bring_to_the_instant, module),
             device=self._device,
             target=manifest.trainer.guilty_step,
             judges_all=True,
@@ -198,8 +218,10 @@ class Replay:
             manifest=manifest,
             module=module,
             fitted=_compile(module, manifest.module.compiled) if compiled else module,
-            batches=[(batch.batch_idx, self._batch(batch.tree)) for batch in manifest.batch.window],
+            batches=[(own_number(micro), self._given(micro)) for micro in manifest.batch.window],
             rng=self._content.rng,
+            hooks=self._content.hooks,
+            fetches=self._content.fetches,
             tensors=self._content.batch,
             states=states,
             engine=engine,
@@ -210,6 +232,18 @@ class Replay:
         with self._loop.quiet(), traced(self.trace):
             self._loop.play(scene)
         return engine
+
+    def _bring_to_the_instant(self, module: Any) -> None:
+        # Of copies: a hook that runs before the instant may change them, and then they are needed again.
+        tensors = {name: tensor.clone() for name, tensor in self._content.others.items()}
+        decoder = Decoder(tensors, self._resolver)
+        bring_to_the_instant(module, self._bundle.manifest.module, self._content.weights, decoder)
+
+    def _given(self, micro: MicroBatch) -> Any:
+        """The batch, or the list of those that the step takes itself."""
+        if micro.fetches is None:
+            return self._batch(micro.tree)
+        return [self._batch(tree) for tree in micro.tree["tuple"]]
 
     def _batch(self, tree: Any) -> Any:
         batch = self._decoder.decode(tree)
@@ -264,7 +298,15 @@ def _read(bundle: Bundle, device: torch.device, source: Source) -> _Content:
             weights={name: tensor for name, tensor in stored.items() if not name.startswith(_ARGUMENTS)},
             others={name: tensor.cpu().clone() for name, tensor in stored.items() if name.startswith(_ARGUMENTS)},
             batch=source(BATCH, manifest.batch.layouts, device),
-            rng=[rng.RandomStates.decode(record, states) for record in manifest.rng.instants],
+            rng=[RandomStates.decode(record, states) for record in manifest.rng.instants],
+            hooks=[
+                RandomStates.decode(micro.hook, states) if micro.hook is not None else None
+                for micro in manifest.batch.window
+            ],
+            fetches=[
+                [RandomStates.decode(fetch.rng, states) for fetch in micro.fetches or ()]
+                for micro in manifest.batch.window
+            ],
             optimizer=optimizer,
         )
     except (ValueError, OSError) as error:

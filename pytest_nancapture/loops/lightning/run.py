@@ -42,6 +42,7 @@ class LightningRun:
         self.attributes = _own_attributes(module)
         self.updates_once: bool = module.automatic_optimization
         self.always_backward = is_inherited(module, "backward") and "backward" not in vars(module)
+        self.changes_batches = not all(_leaves(callback, ("on_train_batch_start",)) for callback in trainer.callbacks)
         self.starts_with_code = not is_inherited(module, "on_train_batch_start")
         self.ends_with_code = not (module.automatic_optimization and is_inherited(module, "on_train_batch_end"))
         self.mends_nothing = _leaves(module, _STEP_HOOKS) and all(
@@ -148,6 +149,15 @@ def _own_attributes(module: nn.Module) -> frozenset[str]:
     """What every LightningModule has, and Lightning itself changes."""
     base = next((kind for kind in type(module).__mro__ if kind.__name__ == "LightningModule"), nn.Module)
     return frozenset(vars(base()))
+
+
+def makes_batches(trainer: Any, module: Any) -> bool:
+    """Whether Lightning calls an ``on_after_batch_transfer`` of the module's own; a datamodule's goes before it."""
+    hook = "on_after_batch_transfer"
+    if _leaves(module, (hook,)):
+        return False
+    selector = trainer._data_connector._datahook_selector
+    return selector is None or selector.get_instance(hook) is selector.model
 
 
 def callbacks_hooks_in_steps(trainer: Any) -> list[tuple[Any, str]]:
