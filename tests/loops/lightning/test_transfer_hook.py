@@ -49,11 +49,11 @@ class Drawing(Standard):
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         x, good = batch
-        return x + torch.rand(()) + np.random.rand() + random.random(), good  # noqa: NPY002, S311
+        return x + torch.rand(()) + np.random.rand() + random.random(), good
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         x, good = batch
-        return (self.layer(x).mean() * torch.rand(()) + np.random.rand()) * (good / good)  # noqa: NPY002
+        return (self.layer(x).mean() * torch.rand(()) + np.random.rand()) * (good / good)
 
 
 class InPlace(Standard):
@@ -326,7 +326,7 @@ def test_training_goes_on_as_without_a_capture(tmp_path: Any) -> None:
     ):
         torch.manual_seed(1)
         random.seed(1)
-        np.random.seed(1)  # noqa: NPY002
+        np.random.seed(1)
         module = Drawing()
         fit(module, data, capture)
         ends.append(module.layer.weight.detach().clone())
