@@ -14,6 +14,7 @@ from training import Recorder, batches, bundles_in, capture_one, fit, replayed, 
 
 from pytest_nancapture import NaNCapture, replay
 from pytest_nancapture.bundle.bundle import Bundle
+from pytest_nancapture.bundle.describe import page
 from pytest_nancapture.step.state import batch as taking
 
 
@@ -129,6 +130,13 @@ def test_a_fault_of_the_hook_is_traced_to_its_line(tmp_path: Any) -> None:
     recorded = bundle.fault.culprit
     assert recorded is not None
     assert (recorded["phase"], recorded["op"], recorded["source"]) == expected
+
+
+def test_show_says_so(tmp_path: Any) -> None:
+    """A reader is told that the batch is not the one that the step got."""
+    bundle = capture_one(Standard(), batches(), tmp_path)
+    (line,) = [line for line in page(bundle).splitlines() if line.startswith("  micro-batch 4")]
+    assert line.endswith("   from before the module's on_after_batch_transfer")
 
 
 def test_a_mended_hook_is_green(tmp_path: Any) -> None:
