@@ -15,6 +15,8 @@ from pytest_nancapture.step.state.batch import TakenBatch
 from pytest_nancapture.step.state.inventory import can_be_kept
 from pytest_nancapture.step.state.tensors import copy_of
 
+_PLAIN = frozenset({bool, int, float, str, tuple, type(None)})
+
 
 class Counters(TypedDict):
     """Where training is, as user code reads it."""
@@ -116,10 +118,7 @@ class Window:
 
 def hyperparameters_of(optimizers: Sequence[Any]) -> list[list[dict[str, Any]]]:
     """Of each optimizer's parameter groups, as they are now."""
-    return [
-        [{name: _kept(value) for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
-        for optimizer in optimizers
-    ]
+    return [[_kept_group(group) for group in optimizer.param_groups] for optimizer in optimizers]
 
 
 def restore_hyperparameters(optimizers: Iterable[Any], before: Iterable[list[dict[str, Any]]]) -> None:
@@ -131,6 +130,13 @@ def restore_hyperparameters(optimizers: Iterable[Any], before: Iterable[list[dic
                     group[name].copy_(value)
                 else:
                     group[name] = _kept(value)
+
+
+def _kept_group(group: dict[str, Any]) -> dict[str, Any]:
+    # At every step, so without a slow look at what is no tensor.
+    kept = {name: value for name, value in group.items() if name != "params"}
+    kept.update([(name, _kept(value)) for name, value in kept.items() if type(value) not in _PLAIN])
+    return kept
 
 
 def _kept(value: Any) -> Any:
