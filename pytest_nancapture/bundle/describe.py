@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from pytest_nancapture.bundle.manifest import BATCH, Fault, ModuleRecord, StateRecord
+from pytest_nancapture.bundle.manifest import BATCH, Fault, MicroBatch, ModuleRecord, StateRecord
 from pytest_nancapture.bundle.text import human_size, printable, some
 from pytest_nancapture.bundle.values.outline import inline, made_of, outline, tensor_shapes
 
@@ -190,7 +190,14 @@ def _batch_rows(bundle: Bundle) -> Iterator[Row]:
         guilty = len(record.window) > 1 and micro.batch_idx == bundle.fault.batch_idx
         for depth, label, text in outline(micro.tree, shapes):
             key = "  " * depth + label if depth else f"micro-batch {micro.batch_idx}"
-            yield key, text + ("   <- the guilty one" if guilty and not depth else "")
+            yield key, text + ("" if depth else _whence(micro) + ("   <- the guilty one" if guilty else ""))
+
+
+def _whence(micro: MicroBatch) -> str:
+    """Where the step got it from, if not from the loader as it is."""
+    if micro.fetches is not None:
+        return f"   {len(micro.fetches)} taken by the step from dataloader_iter"
+    return "   from before the module's on_after_batch_transfer" if micro.hook is not None else ""
 
 
 def _place(state: StateRecord) -> str:

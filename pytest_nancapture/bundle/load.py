@@ -16,6 +16,7 @@ from pytest_nancapture.bundle.manifest import (
     REQUIRED_FILES,
     VERSION,
     Manifest,
+    MicroBatch,
     state_hash,
 )
 from pytest_nancapture.bundle.schema import SchemaError, read
@@ -113,6 +114,8 @@ def _check_sense(folder: Path, manifest: Manifest) -> None:
         problem = "batch.window: expected at least one micro-batch"
     elif len(manifest.rng.instants) != len(manifest.batch.window):
         problem = "rng.instants: expected one per micro-batch"
+    elif not all(map(_has_its_fetches, manifest.batch.window)):
+        problem = "batch.window: expected a tuple with a batch for each of fetches"
     elif manifest.optimizer is not None and OPTIMIZER not in manifest.files:
         problem = f"files: {OPTIMIZER} is missing"
     for name in REQUIRED_FILES:
@@ -123,3 +126,10 @@ def _check_sense(folder: Path, manifest: Manifest) -> None:
             problem = f"files: {name!r:.80} is no file of a bundle; expected {', '.join(ALLOWED_FILES)}"
     if problem:
         raise BundleDamagedError(folder, f"bundle.json: {problem}")
+
+
+def _has_its_fetches(micro: MicroBatch) -> bool:
+    if micro.fetches is None:
+        return True
+    items = micro.tree.get("tuple") if isinstance(micro.tree, dict) else None
+    return isinstance(items, list) and len(items) == len(micro.fetches)

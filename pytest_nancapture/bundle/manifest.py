@@ -217,11 +217,39 @@ class TrainerRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FetchRecord:
+    """A batch that the step took from ``dataloader_iter``: what came with it, and the random states right after."""
+
+    batch_idx: int
+    dataloader_idx: int
+    rng: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """One micro-batch: its index in the epoch and its tree, tensors by name."""
+    """One micro-batch.
+
+    Attributes:
+        batch_idx: its index in the epoch; that of the first batch that a step took from ``dataloader_iter``.
+        tree: the batch, tensors by name; of such a step a tuple of all that it took.
+        hook: random states as the module's own ``on_after_batch_transfer`` was entered: the batch is the one from
+            before that hook, which runs again. None where the batch is as the step got it, and the hook does not run.
+        fetches: of a step that takes ``dataloader_iter``, one for each item of the tuple; None of any other.
+        exhausted: whether such a step then found the iterator at its end.
+        number: the loop's own, where it is not `batch_idx`.
+    """
 
     batch_idx: int
     tree: Any
+    hook: dict[str, Any] | None = None
+    fetches: tuple[FetchRecord, ...] | None = None
+    exhausted: bool = False
+    number: int | None = None
+
+
+def own_number(micro: MicroBatch) -> int:
+    """The loop's own of a micro-batch."""
+    return micro.batch_idx if micro.number is None else micro.number
 
 
 @dataclass(frozen=True, kw_only=True)

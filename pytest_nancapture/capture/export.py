@@ -17,6 +17,7 @@ from pytest_nancapture.bundle.environment import code_of, environment
 from pytest_nancapture.bundle.manifest import (
     BatchRecord,
     Fault,
+    FetchRecord,
     Manifest,
     MicroBatch,
     MissingRecord,
@@ -26,6 +27,7 @@ from pytest_nancapture.bundle.manifest import (
     StateRecord,
 )
 from pytest_nancapture.bundle.numerics import numeric_settings
+from pytest_nancapture.bundle.rng import RandomStates
 from pytest_nancapture.bundle.tensors.kinds import unwritable
 from pytest_nancapture.bundle.tensors.names import buffers, parameters, submodules, volatile_buffers
 from pytest_nancapture.bundle.values.encode import Encoder
@@ -36,6 +38,7 @@ from pytest_nancapture.errors import UnwritableValueError
 from pytest_nancapture.step.buffers import BufferWatch
 from pytest_nancapture.step.finding import Finding
 from pytest_nancapture.step.run import Run
+from pytest_nancapture.step.state.batch import TakenBatch
 from pytest_nancapture.step.state.keeper import constant_hyperparameters
 from pytest_nancapture.step.state.window import Window
 
@@ -100,16 +103,15 @@ class Capture:
             pairs = zip(self.hyperparameters, self.optimizer_states, strict=True)
             constant = tuple(constant_hyperparameters(first, state["param_groups"]) for first, state in pairs)
             optimizer = OptimizerRecord(states=tuple(trees), constant=constant)
-        rng = [batch.rng.encode(str(batch.batch_idx)) for batch in self.window.batches]
+        rng = RngWriter()
+        instants = tuple(rng.encode(batch.rng, str(batch.number)) for batch in self.window.batches)
         manifest = Manifest(
             fault=fault,
             module=self._module_record(),
             trainer=self.run.describe(self.window, self.target),
             numerics=numeric_settings(),
-            rng=RngRecord(instants=tuple(entry for entry, _ in rng)),
-            batch=BatchRecord(
-                window=tuple(MicroBatch(batch_idx=b.batch_idx, tree=b.tree) for b in self.window.batches)
-            ),
+            rng=RngRecord(instants=instants),
+            batch=BatchRecord(window=tuple(_micro_batch(batch, rng) for batch in self.window.batches)),
             files={},
             code=code_of(self.run.module),
             environment=environment(self.run.device, self.run.distributions),
@@ -125,7 +127,7 @@ class Capture:
             manifest,
             weights={**self._weights(state.buffers), **self.recipe.tensors, **state.tensors},
             batch={name: tensor for batch in self.window.batches for name, tensor in batch.tensors.items()},
-            rng={name: tensor for _, tensors in rng for name, tensor in tensors.items()},
+            rng=rng.tensors,
             optimizer=states.tensors if optimizer is not None else None,
         )
 
@@ -208,6 +210,40 @@ class Capture:
 
     def _is_synchronized(self, module: torch.nn.Module) -> bool:
         return self.run.world_size > 1 and isinstance(module, torch.nn.SyncBatchNorm)
+
+
+class RngWriter:
+    """Encodes random states, and puts their tensors aside."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+
+    def encode(self, states: RandomStates, name: str) -> dict[str, Any]:
+        """As JSON; `name` begins the names of its tensors."""
+        record, tensors = states.encode(name)
+        self.tensors.update(tensors)
+        return record
+
+
+def _micro_batch(batch: TakenBatch, rng: RngWriter) -> MicroBatch:
+    fetches = None
+    if batch.fetches is not None:
+        fetches = tuple(
+            FetchRecord(
+                batch_idx=taken.batch_idx,
+                dataloader_idx=taken.dataloader_idx,
+                rng=rng.encode(taken.rng, f"{batch.number}/fetch-{i}"),
+            )
+            for i, taken in enumerate(batch.fetches)
+        )
+    return MicroBatch(
+        batch_idx=batch.batch_idx,
+        tree=batch.tree,
+        hook=rng.encode(batch.hook, f"{batch.number}/hook") if batch.hook is not None else None,
+        fetches=fetches,
+        exhausted=batch.exhausted,
+        number=batch.number if batch.number != batch.batch_idx else None,
+    )
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:

@@ -64,7 +64,10 @@ class Recorder:
         if window.states and (target or window.reevaluates or finding.weights):
             # An optimizer that has not stepped in this window is still as it was.
             live = enumerate(self._run.optimizers)
-            states = [window.states.get(position) or optimizer.state_dict() for position, optimizer in live]
+            states = [
+                window.state_before(position, window.states.get(position) or optimizer.state_dict())
+                for position, optimizer in live
+            ]
         capture = Capture(
             run=self._run,
             window=window,

@@ -15,7 +15,7 @@ from pytest_nancapture.step.engine import Engine, parameters_of
 from pytest_nancapture.step.finding import Finding
 from pytest_nancapture.step.run import Run
 from pytest_nancapture.step.state.preserve import preserved
-from pytest_nancapture.step.state.window import Window
+from pytest_nancapture.step.state.window import Window, restore_hyperparameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +74,7 @@ def rerun(
         for position, state in window.states.items():
             # A copy: what is loaded becomes the optimizer's own, to write into.
             run.optimizers[position].load_state_dict(copy.deepcopy(state))
+        restore_hyperparameters(run.optimizers, window.hyperparameters)
 
     engine = Engine(module=run.module, restore=restore, target=target, trace=trace)
     with preserved(run, updates=target > 0), run.quiet(window):

@@ -110,14 +110,16 @@ def _bring_up(run: Run, draft: Manifest, built: Any, then: Callable[[], None], f
         raise Enough
 
     device = torch.device("cpu")
-    window = draft.batch.window
+    window, probe = draft.batch.window, torch.zeros(())  # which nobody looks at
     run.rehearse(
         Scene(
             manifest=dataclasses.replace(draft, optimizer=None),
             module=built,
             fitted=built,
-            batches=[(batch.batch_idx, torch.zeros(())) for batch in window],  # never looked at
+            batches=[(batch.batch_idx, probe if batch.fetches is None else [probe]) for batch in window],
             rng=[rng.RandomStates.take() for _ in window],
+            hooks=[None for _ in window],
+            fetches=[() for _ in window],
             tensors={},
             states=None,
             engine=Engine(module=built, restore=restore, device=device),

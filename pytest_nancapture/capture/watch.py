@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from pytest_nancapture.step.run import Run
 from pytest_nancapture.step.state.inventory import Inventory
 from pytest_nancapture.step.state.keeper import Keeper
 from pytest_nancapture.step.state.tensors import CopyOnWrite
-from pytest_nancapture.step.state.window import Window
+from pytest_nancapture.step.state.window import Window, hyperparameters_of, restore_hyperparameters
 
 log = logging.getLogger("pytest_nancapture")
 
@@ -129,13 +129,41 @@ class Watch:
 
     # The calls of the loop, in the order in which it comes by.
 
+    def before_hook(self, batch: Any, batch_idx: int) -> None:
+        """The module's own hook is about to make of this what the next micro-batch's step is given."""
+        self._keeper.take_before_hook(batch, batch_idx)
+
+    def after_hook(self, made: Any) -> None:
+        """It made this."""
+        self._keeper.take_after_hook(made)
+
     def enter(self, batch: Any, batch_idx: int) -> CopyOnWrite | None:
         """The instant of a micro-batch.
 
         Returns:
             A context manager for the user's code that runs before the forward; None where there is none.
         """
-        guard = self._keeper.take_batch(batch, batch_idx)
+        return self._entered(self._keeper.take_batch(batch, batch_idx))
+
+    def enter_awaiting(self, number: int) -> CopyOnWrite | None:
+        """The instant of a micro-batch whose step takes its batches itself; `number` is the loop's own."""
+        return self._entered(self._keeper.await_batches(number))
+
+    def fetched(self, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+        """The step has taken a batch from its iterator."""
+        self._keeper.take_fetched(batch, batch_idx, dataloader_idx)
+
+    def lacks_batch(self, why: str) -> None:
+        """The step has got a batch that nobody was told of."""
+        if not self._keeper.lacks_batch(why):
+            log.warning("nancapture: bundles of this run cannot be replayed: %s", why)
+
+    def exhausted(self) -> None:
+        """The step has found its iterator at its end."""
+        if self._keeper.window is not None and self._keeper.window.batches:
+            self._keeper.window.batches[-1].exhausted = True
+
+    def _entered(self, guard: CopyOnWrite | None) -> CopyOnWrite | None:
         if not self._has_told:
             self._tell_of_the_batch()
         if self._keeper.window is not None and not self._deferral.at_the_instant(self._keeper.window):
@@ -153,6 +181,13 @@ class Watch:
     def pass_over(self) -> None:
         """The micro-batch that was entered is not trained on."""
         self._keeper.drop_batch()
+
+    @contextmanager
+    def others_code(self) -> Iterator[None]:
+        """Around code in a step that is not the module's: the learning rates that it sets are state."""
+        before = hyperparameters_of(self._run.optimizers)
+        yield
+        self._keeper.note_hyperparameters(before)
 
     def backward(self, loss: Tensor) -> None:
         """A backward pass is about to begin."""
@@ -272,6 +307,8 @@ class Watch:
         )
         if decision is not None:
             culprit = self._culprit(window, optimizer, target, decision) if is_kept else None
+            if not is_late:  # else a schedule has gone on
+                restore_hyperparameters(self._run.optimizers, window.hyperparameters)
             self._capture(window, target, dataclasses.replace(decision, culprit=culprit))
             raise DropStep
 
@@ -287,7 +324,7 @@ class Watch:
         bad = self._record.bad_before(window)
         weights = {name: value for name, value in self._record.weights(window).items() if name in bad}
         given = given_fault(weights, batch)
-        if culprit is not None and given is not None and culprit.phase == given.phase:
+        if given is not None and culprit == Culprit(phase=given.phase):
             return given
         return culprit
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,10 +10,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from pytest_nancapture.bundle.tensors.kinds import stored_values
 from pytest_nancapture.bundle.tensors.names import buffers, parameters, submodules
+from pytest_nancapture.diagnose.arguments import has_bad_number, is_update, is_written, values_of
 from pytest_nancapture.diagnose.explain import explain, explain_gradient
 from pytest_nancapture.diagnose.source import Source, user_source
 
@@ -40,6 +40,7 @@ class Record:
             where Inf became NaN; empty where it only passed bad values on.
         fresh: of a pointwise operation, the elements that are bad though its inputs are finite there; None for all.
         forward: in a backward pass, the forward operation whose gradient this is.
+        is_early: it made the batch that the step was given.
     """
 
     index: int
@@ -52,6 +53,7 @@ class Record:
     fresh: Tensor | None = None
     explanation: str = ""
     forward: Forward | None = None
+    is_early: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +101,6 @@ class _Look:
 
 _UNFILLED = ("empty", "new_empty", "lift_fresh")
 """Their outputs hold what was in memory before, or a constant made outside of torch's operations."""
-_SMALL = 10**6
-"""Values of a tensor that an in-place operation overwrites are kept up to this number, to explain it."""
-
 _LARGE = 2**22
 """Tensors up to this number of elements are followed element by element."""
 
@@ -127,13 +126,14 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._batch = batch
         self.expect(batch)
         self._module = module
-        self._is_active = False
+        self._is_active = self.is_early = False
         self._writers: dict[int, Record] = {}
         self._forwards: dict[int, Forward] = {}
         self._paths = {id(submodule): path for path, submodule in submodules(module)}
         self._stack: list[str] = []
         self._count = 0
         self._paused = False
+        self._read: Link | None = None
         self.births: dict[Birth, set[str]] = {}
         """Where bad values were born, and of what kind, also those that led to nothing."""
 
@@ -145,10 +145,12 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if look.nan:
                     _heal(look)
         for path, tensor in (*parameters(self._module), *buffers(self._module)):
+            self._writers.pop(_memory(tensor), None)
             if _look(tensor).bad is not None:
                 self._given[_memory(tensor)] = GivenValue("weights", path)
-        self._is_active = True
-        self.__enter__()  # type: ignore[no-untyped-call]
+        if not self._is_active:
+            self._is_active = True
+            self.__enter__()  # type: ignore[no-untyped-call]
 
     def expect(self, batch: Mapping[str, Tensor]) -> None:
         """The tensors of a batch are given to the step, by name."""
@@ -208,7 +210,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node = torch._C._current_autograd_node()
         source = user_source(self._package)
         forward = self._forward(func, node, source)
-        values = _values_of(args, kwargs) if func._schema.is_mutable else (args, kwargs)
+        values = values_of(args, kwargs) if func._schema.is_mutable else (args, kwargs)
         result = func(*args, **kwargs)
         outputs = [_look(tensor) for tensor in tree_leaves(result) if isinstance(tensor, Tensor)]
         name = str(func).removeprefix("aten.")
@@ -217,6 +219,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._forget(look.tensor)
             return result
         if func.is_view or not outputs:
+            self._note_read(name, before)
             return result
         bad = [look for look in outputs if look.bad is not None]
         if not bad:
@@ -262,10 +265,12 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 continue
             nan_in = nan_in or look.nan
             links.append(Link(origin, reach, look.tensor.is_contiguous() and look.tensor.shape == bad[0].tensor.shape))
+        if not links and node is None and self._read is not None and is_update(source) and has_bad_number(values):
+            links.append(self._read)
         fresh = _fresh(bad[0], links) if is_pointwise else None
         birth = ""
         if not links or (fresh is not None and bool(fresh.any())):
-            birth = "written" if _is_written(values) else "computed"
+            birth = "written" if is_written(values) else "computed"
         elif any(look.nan for look in bad) and not nan_in:
             birth = "nan"
         return Record(
@@ -279,6 +284,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             is_backward=node is not None and source is None,
             explanation=_explain(func, forward, values, bad[0].tensor) if birth else "",
             forward=forward,
+            is_early=self.is_early,
         )
 
     def _note_birth(self, record: Record, bad: list[_Look]) -> None:
@@ -291,6 +297,11 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 is_first=record.birth == "computed",
             )
             self.births.setdefault(birth, set()).add("nan" if any(look.nan for look in bad) else "inf")
+
+    def _note_read(self, name: str, before: list[Record | GivenValue | None]) -> None:
+        """A bad value became a plain number, as by ``item()``: a hook may make a learning rate of it."""
+        if name.startswith("_local_scalar_dense") and before[0] is not None:
+            self._read = Link(before[0])
 
     def _origin(self, look: _Look) -> Record | GivenValue:
         return self.writer(look.tensor) or GivenValue("constant")
@@ -363,18 +374,3 @@ def _fresh(output: _Look, links: list[Link]) -> Tensor | None:
         assert link.reach is not None
         fresh = fresh & ~link.reach
     return fresh
-
-
-def _is_written(values: tuple[Any, Any]) -> bool:
-    """Whether Inf is among the operation's plain arguments, as in ``masked_fill(mask, float("-inf"))``."""
-    return any(isinstance(value, float) and math.isinf(value) for value in tree_leaves(values))
-
-
-def _values_of(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The arguments, tensors copied where that is cheap: the operation is about to write into them."""
-
-    def keep(value: Any) -> Any:
-        return value.detach().clone() if isinstance(value, Tensor) and value.numel() <= _SMALL else value
-
-    result: tuple[Any, Any] = tree_map(keep, (args, kwargs))
-    return result

@@ -21,6 +21,7 @@ from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.bundle.tensors.names import submodules
 from pytest_nancapture.bundle.text import some
 from pytest_nancapture.diagnose.blame import culprit_of
+from pytest_nancapture.diagnose.culprit import Culprit
 from pytest_nancapture.diagnose.given import given_fault
 from pytest_nancapture.diagnose.source import package_folder
 from pytest_nancapture.diagnose.trace import Trace, traced
@@ -92,6 +93,8 @@ class Replay:
         blamed = {name: self._content.weights[name] for name in manifest.fault.weights if name in self._content.weights}
         try:
             given = given_fault(blamed, self._content.batch)
+            # What a hook of the module's makes of bad values, only a trace can tell.
+            certain = given_fault(blamed, self._content.given(manifest.batch))
             step = self.module(module)
             if trace or heals:
                 self.trace = Trace(step, self._content.batch, package_folder(step), heals=heals)
@@ -112,11 +115,11 @@ class Replay:
         guilty = window.index(manifest.fault.batch_idx) if manifest.fault.batch_idx in window else len(window) - 1
         # Whoever builds the module with a hook, or gives one, answers for what it holds.
         missing = () if self._is_given else manifest.module.missing
-        found = judge(finding, manifest.fault, guilty, given, missing)
+        found = judge(finding, manifest.fault, guilty, certain, missing)
         culprit = found.culprit
         if self.trace is not None and culprit is not None:
             culprit = culprit_of(self.trace, step, finding, engine.losses) or culprit
-            if given is not None and culprit.phase == given.phase:
+            if given is not None and culprit == Culprit(phase=given.phase):
                 # Explained by its values, of which the trace knows nothing.
                 culprit = given
         losses = [loss.double().sum().item() for losses in engine.losses for loss in losses]

@@ -28,13 +28,19 @@ class Enough(BaseException):
 
 
 class Tracer(Protocol):
-    """Follows the operations of a step."""
+    """Follows the operations of a step.
+
+    Attributes:
+        is_early: what runs now makes the batch that the step is given.
+    """
+
+    is_early: bool
 
     def expect(self, batch: Mapping[str, Tensor]) -> None:
         """These tensors are given to the step, by name."""
 
     def start(self) -> None:
-        """Follow from here on."""
+        """Follow from here on; again, once the module was brought to the instant once more."""
 
     def paused(self) -> AbstractContextManager[None]:
         """What runs meanwhile is no part of the step."""
@@ -75,8 +81,45 @@ class Engine:
     raw_bad: bool = False
     draws: bool = False
     _has_begun: bool = False
+    _is_early: bool = False
     _tolerated: frozenset[str] = frozenset()
     _drawn_from: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def open_early(self, rng: RandomStates, batch: Mapping[str, Tensor]) -> None:
+        """The module's own hook is about to make the next micro-batch; for the first it sees the module of the instant.
+
+        Args:
+            rng: the random states as the hook is entered.
+            batch: its tensors by name, before the hook.
+        """
+        self._is_early = True
+        with self.unseen():
+            if not self._has_begun:
+                self.restore()
+        self.drawn(rng)
+        if self.trace is not None:
+            self.trace.is_early = True
+            self.trace.expect(batch)
+            if not self._has_begun:
+                self.trace.start()
+
+    def drawn(self, rng: RandomStates) -> None:
+        """Random states are these from here on, in the middle of the step: what gave it a batch has drawn."""
+        with self.unseen():
+            self._note_draws()
+            rng.restore(self.device)
+            self._drawn_from = RandomStates.take().generators
+
+    def fetch(self, rng: RandomStates, batch: Mapping[str, Tensor]) -> None:
+        """The step takes a batch itself.
+
+        Args:
+            rng: the random states right after that.
+            batch: its tensors by name.
+        """
+        self.drawn(rng)
+        if self.trace is not None:
+            self.trace.expect(batch)
 
     def open(self, rng: RandomStates, batch: Mapping[str, Tensor]) -> None:
         """The instant of the next micro-batch; at the first, the module is brought there.
@@ -91,14 +134,15 @@ class Engine:
                 self.restore()
                 now = (pair for pair in buffers(self.module) if can_be_kept(pair[1]))
                 self._tolerated = frozenset(name for name, buffer in now if not is_finite(buffer))
-            self._note_draws()
             self.losses.append([])
-            rng.restore(self.device)
-            self._drawn_from = RandomStates.take().generators
+        self.drawn(rng)
         if self.trace is not None:
-            self.trace.expect(batch)
+            if not self._is_early:
+                self.trace.expect(batch)
+            self.trace.is_early = False
             if is_first:
                 self.trace.start()
+        self._is_early = False
 
     def backward(self, loss: Tensor) -> None:
         """A backward pass is about to begin at `loss`."""

@@ -29,6 +29,8 @@ class Run(Protocol):
         attributes: names of the module's attributes that the loop itself changes.
         updates_once: whether each window ends with one update, which the loop makes.
         always_backward: whether a loss that the loop is given is certain to be backpropagated.
+        changes_batches: whether code that is not the module's may change a batch between the module's own hook that
+            makes it and the instant.
         starts_with_code: whether code of the user's runs between the instant and the forward; a replay runs it again.
         ends_with_code: whether code of the user's may write buffers between the look at a step and its end.
         mends_nothing: whether no code of the user's runs between backward and update, nor drops gradients.
@@ -43,6 +45,7 @@ class Run(Protocol):
     attributes: frozenset[str]
     updates_once: bool
     always_backward: bool
+    changes_batches: bool
     starts_with_code: bool
     ends_with_code: bool
     mends_nothing: bool

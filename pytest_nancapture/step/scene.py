@@ -12,7 +12,17 @@ import torch
 from torch import Tensor
 
 from pytest_nancapture.bundle.bundle import Bundle
-from pytest_nancapture.bundle.manifest import BATCH, OPTIMIZER, RNG, WEIGHTS, Layouts, Manifest
+from pytest_nancapture.bundle.manifest import (
+    BATCH,
+    OPTIMIZER,
+    RNG,
+    WEIGHTS,
+    BatchRecord,
+    Layouts,
+    Manifest,
+    MicroBatch,
+    own_number,
+)
 from pytest_nancapture.bundle.rng import RandomStates
 from pytest_nancapture.bundle.tensors.file import read_tensors
 from pytest_nancapture.bundle.values.decode import Decoder
@@ -33,11 +43,18 @@ class Content:
     others: dict[str, Tensor]
     batch: dict[str, Tensor]
     rng: list[RandomStates]
+    hooks: list[RandomStates | None]
+    fetches: list[list[RandomStates]]
     optimizer: dict[str, Tensor]
 
     def decoder(self, resolver: Resolver) -> Decoder:
         """Of the values that are made of them."""
         return Decoder({**self.others, **self.optimizer, **self.batch}, resolver)
+
+    def given(self, record: BatchRecord) -> dict[str, Tensor]:
+        """Tensors of the batches that the step gets as they are."""
+        early = tuple(f"{own_number(micro)}/" for micro in record.window if micro.hook is not None)
+        return {name: tensor for name, tensor in self.batch.items() if not name.startswith(early)}
 
 
 Source = Callable[[str, Layouts, "torch.device | str"], dict[str, Tensor]]
@@ -58,8 +75,11 @@ class Scene:
         manifest: of the bundle.
         module: built or given; the engine brings it to the instant.
         fitted: the same, or what ``torch.compile`` made of it: this one is trained.
-        batches: index in the epoch and micro-batch, on the device.
+        batches: the loop's own number and micro-batch, on the device; a list where the step takes its batches itself.
         rng: random states, one for each.
+        hooks: random states as the module's own hook is entered that makes the step's batch of it; None where the step
+            gets it as it is.
+        fetches: random states right after each batch that the step takes itself.
         tensors: of each micro-batch, by name.
         states: of the optimizers, before the update; None where the update is not to be made.
         engine: to be handed each moment of the step.
@@ -72,6 +92,8 @@ class Scene:
     fitted: Any
     batches: Sequence[tuple[int, Any]]
     rng: Sequence[RandomStates]
+    hooks: Sequence[RandomStates | None]
+    fetches: Sequence[Sequence[RandomStates]]
     tensors: Mapping[str, Tensor]
     states: Sequence[Any] | None
     engine: Engine
@@ -96,6 +118,14 @@ def read_content(bundle: Bundle, device: torch.device, source: Source) -> Conten
             others={name: tensor.cpu().clone() for name, tensor in stored.items() if name.startswith(_ARGUMENTS)},
             batch=source(BATCH, manifest.batch.layouts, device),
             rng=[RandomStates.decode(record, states) for record in manifest.rng.instants],
+            hooks=[
+                RandomStates.decode(micro.hook, states) if micro.hook is not None else None
+                for micro in manifest.batch.window
+            ],
+            fetches=[
+                [RandomStates.decode(fetch.rng, states) for fetch in micro.fetches or ()]
+                for micro in manifest.batch.window
+            ],
             optimizer=optimizer,
         )
     except (ValueError, OSError) as error:
@@ -129,7 +159,7 @@ def set_scene(
         states = [decoder.decode(state) for state in manifest.optimizer.states]
     engine = Engine(
         module=module,
-        restore=partial(bring_to_the_instant, module, manifest.module, content.weights, decoder),
+        restore=partial(_restore, module, manifest, content, decoder.resolver),
         device=device,
         target=manifest.trainer.guilty_step,
         judges_all=True,
@@ -142,8 +172,10 @@ def set_scene(
         manifest=manifest,
         module=module,
         fitted=module if fitted is None else fitted,
-        batches=[(micro.batch_idx, make(micro.tree)) for micro in manifest.batch.window],
+        batches=[(own_number(micro), _given(micro, make)) for micro in manifest.batch.window],
         rng=content.rng,
+        hooks=content.hooks,
+        fetches=content.fetches,
         tensors=content.batch,
         states=states,
         engine=engine,
@@ -151,3 +183,14 @@ def set_scene(
         folder=folder,
         overrides=overrides or {},
     )
+
+
+def _restore(module: Any, manifest: Manifest, content: Content, resolver: Resolver) -> None:
+    # Of copies: a hook that runs before the instant may change them, and then they are needed again.
+    decoder = Decoder({name: tensor.clone() for name, tensor in content.others.items()}, resolver)
+    bring_to_the_instant(module, manifest.module, content.weights, decoder)
+
+
+def _given(micro: MicroBatch, make: Callable[[Any], Any]) -> Any:
+    """The batch, or the list of those that the step takes itself."""
+    return make(micro.tree) if micro.fetches is None else [make(tree) for tree in micro.tree["tuple"]]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_nancapture.loops.lightning.iterators import Fetched, Played
 from pytest_nancapture.loops.lightning.silence import silent_logger
 from pytest_nancapture.loops.lightning.wrappers import last_hook
 from pytest_nancapture.step.engine import Engine
@@ -75,6 +76,7 @@ class InPlace:
         self._optimizer = optimizer
         self._original = original
         self._last_loss: Tensor | None = None
+        self._iterators: dict[int, Played] = {}
 
     def run(self) -> None:
         """From the first micro-batch to the look that comes before the guilty update."""
@@ -123,20 +125,49 @@ class InPlace:
     def _micro_batch(self, taken: TakenBatch) -> None:
         trainer, module, engine, window = self._trainer, self._module, self._engine, self._window
         loop, position = trainer.fit_loop.epoch_loop, len(engine.losses)
-        loop.batch_progress.current.ready = taken.batch_idx + 1
-        loop.batch_progress.total.ready = window.counters["total_batch_idx"] + position + 1
-        loop.batch_progress.is_last_batch = window.last_batch and taken is window.batches[-1]
-        with engine.unseen():
-            tensors = taken.copies()
-            batch = taken.batch_of(tensors)
+        progress = loop.batch_progress
+        progress.current.ready, progress.total.ready = taken.number, window.counters["total_batch_idx"] + position
+        progress.is_last_batch = window.last_batch and taken is window.batches[-1]
+        batch, tensors = self._batch(taken)
+        if taken.hook is not None:
+            engine.open_early(taken.hook, tensors)
+            batch = self._original("on_after_batch_transfer")(batch, 0)
+        progress.current.ready += 1
+        progress.total.ready += 1
         engine.open(taken.rng, tensors)
         self._original("on_train_batch_start")(batch, taken.batch_idx)
-        arguments: Mapping[str, Any] = loop._build_kwargs(OrderedDict(), batch, taken.batch_idx)
         with trainer.precision_plugin.train_step_context():
-            output = module.training_step(*arguments.values())
+            if taken.fetches is not None:
+                output = self._original("training_step")(self._iterator(taken))
+            else:
+                arguments: Mapping[str, Any] = loop._build_kwargs(OrderedDict(), batch, taken.batch_idx)
+                output = module.training_step(*arguments.values())
         if module.automatic_optimization:
             self._backward(output.get("loss") if isinstance(output, Mapping) else output)
         engine.close()
+
+    def _batch(self, taken: TakenBatch) -> tuple[Any, Mapping[str, Tensor]]:
+        """The batch and its tensors by name, that nobody else holds; none where the step takes it itself."""
+        if taken.fetches is not None:
+            return None, {}
+        with self._engine.unseen():
+            tensors = taken.copies()
+            return taken.batch_of(tensors), tensors
+
+    def _iterator(self, taken: TakenBatch) -> Played:
+        """For all evaluations of a step, each of which goes on where the last one was."""
+        if self._iterators.get(id(taken)) is None:
+            original = self._trainer.fit_loop._data_fetcher.iterator_wrapper
+            self._iterators[id(taken)] = Played(original, self._fetches(taken), is_end=taken.exhausted)
+        return self._iterators[id(taken)]
+
+    def _fetches(self, taken: TakenBatch) -> Iterator[Fetched]:
+        for fetch in taken.fetches or ():
+            with self._engine.unseen():
+                tensors = fetch.copies()
+                batch = fetch.batch_of(tensors)
+            self._engine.fetch(fetch.rng, tensors)
+            yield batch, fetch.batch_idx, fetch.dataloader_idx
 
     def _backward(self, loss: Tensor | None) -> None:
         if loss is None:
@@ -159,6 +190,9 @@ def _trainers_own(trainer: Any) -> Callable[[], None]:
     homes.append((loop.manual_optimization, "optim_step_progress"))
     saved = [(owner, name, copy.deepcopy(getattr(owner, name))) for owner, name in homes]
     others = [(trainer, name, getattr(trainer, name)) for name in ("profiler", "should_stop", "callbacks", "loggers")]
+    fetcher = trainer.fit_loop._data_fetcher
+    names = [name for name in ("_batch", "_batch_idx", "_dataloader_idx") if hasattr(fetcher, name)]
+    others += [(fetcher, name, getattr(fetcher, name)) for name in names]
 
     def restore() -> None:
         for owner, name, value in [*saved, *others]:

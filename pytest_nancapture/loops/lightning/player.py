@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from pytest_nancapture.bundle import numerics
 from pytest_nancapture.bundle.manifest import OptimizerRecord
+from pytest_nancapture.loops.lightning.iterators import Fetched, Played, takes_iterator
 from pytest_nancapture.loops.lightning.trainer import WindowLoader, build_trainer, framework_of, set_counters
 from pytest_nancapture.loops.lightning.wrappers import Wraps, last_hook
 from pytest_nancapture.step.engine import Enough
@@ -21,9 +23,11 @@ _STAND_INS: dict[str, Callable[..., Any]] = {
     "configure_callbacks": lambda _: [],
     "on_before_batch_transfer": lambda _, batch, *__: batch,
     "transfer_batch_to_device": lambda _, batch, *__: batch,
-    "on_after_batch_transfer": lambda _, batch, *__: batch,
 }
-"""For hooks that would fetch data, bring callbacks that write files, or move a batch that is in place already."""
+"""For hooks that would fetch data, bring callbacks that write files, or move a batch that is in place already.
+
+A step that calls them itself gets the module's own.
+"""
 
 
 def play(scene: Scene) -> None:
@@ -40,13 +44,13 @@ def play(scene: Scene) -> None:
     )
     numerics.apply(scene.manifest.numerics)
     set_counters(trainer, record)
-    loader = WindowLoader(scene.batches, record)
-    loader.trainer = trainer
+    player.loader.trainer = trainer
     for name, stand_in in _STAND_INS.items():
-        player.wraps.put(scene.module, name, stand_in)
+        player.wraps.put(scene.module, name, partial(player.stand_in, stand_in))
+    player.wraps.put(scene.module, "on_after_batch_transfer", player.on_after_batch_transfer)
     try:
         with suppress(Enough):
-            trainer.fit(scene.fitted, train_dataloaders=loader)
+            trainer.fit(scene.fitted, train_dataloaders=player.loader)
     finally:
         player.wraps.take_off()
 
@@ -56,6 +60,7 @@ class Player:
 
     Attributes:
         wraps: those in place, to be taken off after the fit.
+        loader: gives the micro-batches to a step that does not take them itself.
     """
 
     def __init__(self, scene: Scene) -> None:
@@ -64,6 +69,30 @@ class Player:
         self._module = scene.module
         self._scene = scene
         self._engine = scene.engine
+        self._is_inside = False
+        self._has_begun = False
+        self._iterators: dict[int, Played] = {}
+        pairs = zip(scene.batches, scene.manifest.batch.window, strict=True)
+        batches = [
+            (number, given if micro.fetches is None else next(iter(given), None)) for (number, given), micro in pairs
+        ]
+        self.loader = WindowLoader(batches, scene.manifest.trainer)
+
+    def stand_in(self, instead: Callable[..., Any], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call `instead`, but from within a step."""
+        return original(*args, **kwargs) if self._is_inside else instead(original, *args, **kwargs)
+
+    def on_after_batch_transfer(self, original: Callable[..., Any], batch: Any, *rest: Any) -> Any:
+        """Run the module's own hook where the batch is the one from before it."""
+        position = len(self._engine.losses)
+        if self._is_inside:
+            return original(batch, *rest)
+        states = self._scene.hooks[position] if position < len(self._scene.hooks) else None
+        if states is None:
+            return batch
+        self._begin(position)
+        self._engine.open_early(states, self._scene.tensors)
+        return original(batch, *rest)
 
     def on_train_start(self, trainer: Any) -> None:
         """Put the wrappers in place."""
@@ -76,17 +105,50 @@ class Player:
         wraps.put(strategy, "backward", self._backward)
         if not self._module.automatic_optimization:
             wraps.put_on_raw_steps(strategy, trainer.optimizers, self._before_raw_step)
+        if takes_iterator(trainer):
+            wraps.put(self._module, "training_step", self._training_step)
 
-    def _on_train_batch_start(self, original: Callable[..., Any], batch: Any, batch_idx: int, *rest: Any) -> Any:
-        position, trainer = len(self._engine.losses), self._module.trainer
-        if position == 0 and self._scene.states is not None:
+    def _begin(self, position: int) -> None:
+        """What the user's code reads of optimizers and loader in the next micro-batch is as it was."""
+        trainer = self._module.trainer
+        if not self._has_begun and self._scene.states is not None:
             assert self._manifest.optimizer is not None
             load_states(trainer.optimizers, self._scene.states, self._manifest.optimizer)
+        self._has_begun = True
         if position + 1 == len(self._scene.batches):
             # Lightning counts the batches of this run, and there are none before the window's.
             trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = self._manifest.trainer.last_batch
-        self._engine.open(self._scene.rng[position], self._scene.tensors)
+
+    def _on_train_batch_start(self, original: Callable[..., Any], batch: Any, batch_idx: int, *rest: Any) -> Any:
+        position, trainer = len(self._engine.losses), self._module.trainer
+        if position == len(self._scene.batches):  # the last one's step was left early
+            raise Enough
+        if takes_iterator(trainer):
+            self.loader.count(position)
+            trainer.fit_loop.epoch_loop.batch_progress.increment_ready()
+        self._begin(position)
+        self._is_inside = True
+        states, fetched = self._scene.rng[position], self._scene.fetches[position]
+        if fetched and not takes_iterator(trainer):  # today's step is given what it took itself at capture
+            states = fetched[0]
+        self._engine.open(states, self._scene.tensors)
         return original(batch, batch_idx, *rest)
+
+    def _training_step(self, original: Callable[..., Any], iterator: Any) -> Any:
+        position = len(self._engine.losses) - 1
+        if position not in self._iterators:
+            is_end = self._manifest.batch.window[position].exhausted
+            self._iterators[position] = Played(iterator, self._fetches(position), is_end=is_end)
+        return original(self._iterators[position])
+
+    def _fetches(self, position: int) -> Iterator[Fetched]:
+        (_, batches), micro = self._scene.batches[position], self._manifest.batch.window[position]
+        if micro.fetches is None:  # a step that took its batch as an argument at capture
+            yield batches, micro.batch_idx, 0
+            return
+        for batch, states, record in zip(batches, self._scene.fetches[position], micro.fetches, strict=True):
+            self._engine.fetch(states, self._scene.tensors)
+            yield batch, record.batch_idx, record.dataloader_idx
 
     def _backward(self, original: Callable[..., Any], loss: Tensor, *args: Any, **kwargs: Any) -> Any:
         self._engine.backward(loss)
@@ -104,6 +166,7 @@ class Player:
 
     def _on_train_batch_end(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
+        self._is_inside = False
         if len(self._engine.losses) < len(self._scene.batches):
             return result
         self._engine.look_after(updated=self._scene.states is not None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ class LightningRun:
         self.attributes = _own_attributes(module)
         self.updates_once: bool = module.automatic_optimization
         self.always_backward = is_inherited(module, "backward") and "backward" not in vars(module)
+        self.changes_batches = not all(_leaves(callback, ("on_train_batch_start",)) for callback in trainer.callbacks)
         self.starts_with_code = not is_inherited(module, "on_train_batch_start")
         self.ends_with_code = not (module.automatic_optimization and is_inherited(module, "on_train_batch_end"))
         self.mends_nothing = _leaves(module, _STEP_HOOKS) and all(
@@ -144,7 +146,8 @@ class LightningRun:
             yield
 
     def play(self, window: Window, engine: Engine, optimizer: Any) -> None:
-        InPlace(self._trainer, self.module, window, engine, optimizer, self._wraps.original).run()
+        original = partial(self._wraps.original, self.module)
+        InPlace(self._trainer, self.module, window, engine, optimizer, original).run()
 
 
 def package_of(trainer: Any) -> str:
@@ -157,6 +160,21 @@ def _own_attributes(module: nn.Module) -> frozenset[str]:
     """What every LightningModule has, and Lightning itself changes."""
     base = next((kind for kind in type(module).__mro__ if kind.__name__ == "LightningModule"), nn.Module)
     return frozenset(vars(base()))
+
+
+def makes_batches(trainer: Any, module: Any) -> bool:
+    """Whether Lightning calls an ``on_after_batch_transfer`` of the module's own; a datamodule's goes before it."""
+    hook = "on_after_batch_transfer"
+    if _leaves(module, (hook,)):
+        return False
+    selector = trainer._data_connector._datahook_selector
+    return selector is None or selector.get_instance(hook) is selector.model
+
+
+def callbacks_hooks_in_steps(trainer: Any) -> list[tuple[Any, str]]:
+    """The callbacks with hooks of the user's that run between a step's instant and its update, and each hook's name."""
+    hooks = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
+    return [(callback, hook) for callback in trainer.callbacks for hook in hooks if not _leaves(callback, (hook,))]
 
 
 def _leaves(owner: Any, hooks: Iterable[str]) -> bool:

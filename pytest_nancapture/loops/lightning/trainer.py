@@ -88,12 +88,16 @@ class WindowLoader:
     def __iter__(self) -> Iterator[Any]:
         # An epoch that ends within the window asks for a new iterator, and goes on where the last one was.
         while self._position < len(self._batches):
-            batch_idx, batch = self._batches[self._position]
-            progress = self.trainer.fit_loop.epoch_loop.batch_progress
-            _set(progress.current, batch_idx)
-            _set(progress.total, self._record.total_batch_idx + self._position)
+            _, batch = self._batches[self._position]
+            self.count(self._position)
             self._position += 1
             yield batch
+
+    def count(self, position: int) -> None:
+        """Set Lightning's counters to those from before this micro-batch of the window."""
+        progress = self.trainer.fit_loop.epoch_loop.batch_progress
+        _set(progress.current, self._batches[position][0])
+        _set(progress.total, self._record.total_batch_idx + position)
 
 
 def set_counters(trainer: Any, record: TrainerRecord) -> None:

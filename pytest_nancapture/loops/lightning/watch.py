@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -10,8 +11,16 @@ from torch import Tensor
 
 from pytest_nancapture.capture.recipe import Recipe
 from pytest_nancapture.capture.watch import DropStep, Settings, Watch
-from pytest_nancapture.loops.lightning.run import LightningRun
+from pytest_nancapture.loops.lightning.iterators import Told, takes_iterator
+from pytest_nancapture.loops.lightning.run import LightningRun, callbacks_hooks_in_steps, makes_batches
 from pytest_nancapture.loops.lightning.wrappers import Wraps, last_hook
+
+_AHEAD = (
+    "nancapture: the step takes batches from dataloader_iter ahead of the step that uses them (%d before, now %d): of "
+    "those that it keeps from an earlier step a bundle holds what the module's own attributes hold, and nothing else"
+)
+
+log = logging.getLogger("pytest_nancapture")
 
 
 class LightningWatch:
@@ -25,6 +34,9 @@ class LightningWatch:
         self._trainer = trainer
         self._module = module
         self._wraps = Wraps()
+        self._is_inside = False
+        self._most_fetched = 0
+        self._has_warned = False
         self._run = LightningRun(trainer, module, self._wraps)
         self.watch = Watch(self._run, recipe, settings)
 
@@ -32,12 +44,18 @@ class LightningWatch:
         """Put the wrappers in place."""
         put, strategy = self._wraps.put, self._trainer.strategy
         put(self._module, "on_train_batch_start", self._on_train_batch_start)
+        if takes_iterator(self._trainer):
+            put(self._module, "training_step", self._training_step)
+        elif makes_batches(self._trainer, self._module):
+            put(self._module, "on_after_batch_transfer", self._on_after_batch_transfer)
         put(self._module, last_hook(self._module), self._before_update)
         put(self._module, "on_train_batch_end", self._on_train_batch_end)
         put(strategy, "backward", self._backward)
         put(strategy, "optimizer_step", self._optimizer_step)
         if self.watch.looks_may_wait:
             put(self._module, "optimizer_zero_grad", self._zero_grad)
+        for callback, hook in callbacks_hooks_in_steps(self._trainer):
+            put(callback, hook, self._callbacks_hook)
         if not self._module.automatic_optimization:
             self._wraps.put_on_raw_steps(strategy, self._trainer.optimizers, self.watch.before_raw_update)
 
@@ -48,12 +66,56 @@ class LightningWatch:
 
     # In the order in which Lightning comes by.
 
+    def _on_after_batch_transfer(self, original: Callable[..., Any], batch: Any, *rest: Any) -> Any:
+        if self._is_inside or not self._trainer.training:  # the step's own call, or a validation's batch
+            return original(batch, *rest)
+        self.watch.before_hook(batch, self._number)
+        made = original(batch, *rest)
+        self.watch.after_hook(made)
+        return made
+
     def _on_train_batch_start(self, original: Callable[..., Any], batch: Any, batch_idx: int, *rest: Any) -> Any:
-        with self.watch.enter(batch, batch_idx) or nullcontext():
+        if takes_iterator(self._trainer):  # what Lightning has to give is the batch of the step before
+            guard = self.watch.enter_awaiting(self._number - 1)
+        else:
+            guard = self.watch.enter(batch, batch_idx)
+        self._is_inside = True
+        with guard or nullcontext():
             response = original(batch, batch_idx, *rest)
         if response == -1:
+            self._is_inside = False
             self.watch.pass_over()
         return response
+
+    def _training_step(self, original: Callable[..., Any], iterator: Any) -> Any:
+        told = Told(iterator, self.watch.fetched, self.watch.exhausted)
+        before = iterator.fetched
+        try:
+            return original(told)
+        except StopIteration:
+            self._is_inside = False
+            self.watch.pass_over()
+            raise
+        finally:
+            if iterator.fetched - before != told.count:
+                self.watch.lacks_batch("the step took a batch past the iterator that it is given")
+            self._look_ahead(told)
+
+    def _look_ahead(self, told: Told) -> None:
+        """Say once that batches are used in another step than the one that took them."""
+        if told.count < self._most_fetched and not (told.is_exhausted or self._has_warned):
+            self._has_warned = True
+            log.warning(_AHEAD, self._most_fetched, told.count)
+        self._most_fetched = max(self._most_fetched, told.count)
+
+    @property
+    def _number(self) -> int:
+        """How many micro-batches of the epoch Lightning has begun."""
+        return int(self._trainer.fit_loop.epoch_loop.batch_progress.current.ready)
+
+    def _callbacks_hook(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self.watch.others_code():
+            return original(*args, **kwargs)
 
     def _backward(self, original: Callable[..., Any], loss: Tensor, *args: Any, **kwargs: Any) -> Any:
         self.watch.backward(loss)
@@ -81,5 +143,6 @@ class LightningWatch:
 
     def _on_train_batch_end(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
+        self._is_inside = False
         self.watch.leave()
         return result

@@ -62,9 +62,10 @@ class Wraps:
 
         self._undo.append(undo)
 
-    def original(self, name: str) -> Callable[..., Any]:
-        """What the last wrapper of that name was put around."""
-        wrapper: Wrapper = next(wrapper for wrapper in reversed(self._wrappers) if wrapper.name == name)
+    def original(self, owner: Any, name: str) -> Callable[..., Any]:
+        """What the last wrapper of ``owner.name`` was put around."""
+        ours = (wrapper for wrapper in reversed(self._wrappers) if wrapper.owner is owner and wrapper.name == name)
+        wrapper: Wrapper = next(ours)
         return wrapper.original  # type: ignore[no-any-return]
 
     def put_on_raw_steps(self, strategy: Any, optimizers: Iterable[Any], before: Callable[[Any, bool], None]) -> None:

@@ -107,7 +107,7 @@ def _vacuous(first: SeenFault, now: SeenFault) -> str:
 def _cause(seen: SeenFault) -> str:
     """The explanation without what changes with the size of things; of what was given, which it is."""
     text = str(seen.culprit.get("explanation", ""))
-    if seen.culprit.get("phase") in ("input", "weights"):
+    if seen.culprit.get("phase") in ("input", "weights") and not seen.culprit.get("op"):
         name, _, rest = re.sub(r" \(and \d+ more\)", "", text).partition(" h")
         return f"{name}: {' '.join(sorted(set(_KINDS.findall(rest))))}"
     return _NUMBER.sub("", re.split(r"[:;(,]", text)[0]).strip()

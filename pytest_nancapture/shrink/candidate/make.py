@@ -20,6 +20,7 @@ from pytest_nancapture.bundle.manifest import (
     InitialRecord,
     Layouts,
     Manifest,
+    MicroBatch,
     RngRecord,
 )
 from pytest_nancapture.bundle.tensors.file import plain_size
@@ -130,7 +131,8 @@ def _smaller_manifest(plan: Plan, manifest: Manifest) -> Manifest:
     )
     instants = [manifest.rng.instants[position] for position in plan.window]
     if plan.seed is not None:
-        instants = [{"seed": plan.seed, "torch": instant.get("torch", ["cpu"])} for instant in instants]
+        instants = [_seeded(instant, plan.seed) for instant in instants]
+        window = tuple(_with_seeds(micro, plan.seed) for micro in window)
     before = manifest.module.initial
     names = [name for name, way in plan.ways.items() if way == "initial"]
     initial_seed = plan.initial_seed
@@ -154,6 +156,16 @@ def _smaller_manifest(plan: Plan, manifest: Manifest) -> Manifest:
         ),
         files={},
     )
+
+
+def _seeded(states: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    return {"seed": seed, "torch": states.get("torch", ["cpu"])}
+
+
+def _with_seeds(micro: MicroBatch, seed: int) -> MicroBatch:
+    """The random states of its hook and of the batches that the step takes itself, seeded."""
+    fetches = micro.fetches and tuple(dataclasses.replace(f, rng=_seeded(f.rng, seed)) for f in micro.fetches)
+    return dataclasses.replace(micro, hook=micro.hook and _seeded(micro.hook, seed), fetches=fetches)
 
 
 def _random_names(manifest: Manifest, original: Original) -> set[str]:

@@ -52,7 +52,7 @@ def readable_name(manifest: Manifest, culprit: Mapping[str, Any] | None) -> str:
     """
     culprit = culprit or {}
     phase, op, source = (_text(culprit, key) for key in ("phase", "op", "source"))
-    if phase in ("input", "weights"):
+    if phase in ("input", "weights") and not op:
         what = [phase, fault_word(culprit, manifest.fault.kind), _tensor(_text(culprit, "explanation"))]
     elif op:
         short = short_op(op)

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from pytest_nancapture.bundle.tensors.names import parameters
+from pytest_nancapture.errors import UnwritableValueError
 from pytest_nancapture.step.check import fingerprint
 from pytest_nancapture.step.run import Run
 from pytest_nancapture.step.state.attributes import AttributeWatch
-from pytest_nancapture.step.state.batch import TakenBatch
+from pytest_nancapture.step.state.batch import Early, TakenBatch
 from pytest_nancapture.step.state.inventory import Inventory, can_be_kept, is_rare
 from pytest_nancapture.step.state.tensors import CopyOnWrite, Pool, Snapshots, copy_of
-from pytest_nancapture.step.state.window import Weights, Window
+from pytest_nancapture.step.state.window import Weights, Window, hyperparameters_of
 
 _FINGERPRINTED = 2
 """So many first windows take fingerprints of all weights: a write through ``.data`` leaves the version as it was."""
@@ -43,6 +44,10 @@ class Keeper:
         self._pool = Pool()
         self._snapshots = Snapshots(inventory, self._pool)
         self._closed: list[Window] = []
+        self._is_closed = False
+        self._early: Early | None = None
+        self._takes_early = True
+        self._lacks_batches = False
         self._moving: set[str] = set()
         self._fingerprints: dict[str, Tensor] = {}
         self._windows = 0
@@ -54,12 +59,59 @@ class Keeper:
         Returns:
             A context manager for what the user's code does before the forward, or None where it has none to run.
         """
-        if self.window is None or self.window.stepped or self._run.starts_anew(batch_idx):
+        window = self._window_of(batch_idx)
+        early, self._early = self._early, None
+        taken = early.taken_for(batch) if early is not None else None
+        if taken is None:
+            # What happened to one batch after the hook will happen to others: none is taken twice for long.
+            self._takes_early = self._takes_early and early is None
+            taken = TakenBatch.take(batch, batch_idx, self._run.device, self._pool.copies)
+        window.batches.append(taken)
+        return CopyOnWrite(self._module, window.tensors) if self._run.starts_with_code else None
+
+    def await_batches(self, number: int) -> CopyOnWrite | None:
+        """The instant of a step that takes its batches itself; `number` is the loop's, the guard as above."""
+        window = self._window_of(number)
+        window.batches.append(TakenBatch.awaited(number))
+        return CopyOnWrite(self._module, window.tensors) if self._run.starts_with_code else None
+
+    def take_fetched(self, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+        """The step has taken a batch."""
+        assert self.window is not None
+        self.window.batches[-1].fetch(batch, batch_idx, dataloader_idx, self._run.device, self._pool.copies)
+
+    def lacks_batch(self, why: str) -> bool:
+        """The step has got a batch that cannot be taken; whether that is known of an earlier one."""
+        is_known, self._lacks_batches = self._lacks_batches, True
+        for taken in self.window.batches[-1:] if self.window is not None else ():
+            taken.problem = UnwritableValueError("batch", why, "take it with next(dataloader_iter)")
+        return is_known
+
+    def take_before_hook(self, batch: Any, batch_idx: int) -> None:
+        """Take the micro-batch to come, of which the module's own hook is about to make what the step is given."""
+        self._early = None
+        if self._takes_early:
+            if self._opens_at(batch_idx):
+                self._close()
+            self._early = Early(
+                TakenBatch.take(batch, batch_idx, self._run.device, self._pool.copies), self._run.device
+            )
+
+    def take_after_hook(self, made: Any) -> None:
+        """The hook made this."""
+        if self._early is not None:
+            self._early.note(made, may_change=self._run.changes_batches)
+
+    def _opens_at(self, batch_idx: int) -> bool:
+        return self.window is None or self.window.stepped or self._run.starts_anew(batch_idx)
+
+    def _window_of(self, batch_idx: int) -> Window:
+        """The open one, or a new one if the last was closed."""
+        if self._opens_at(batch_idx):
             self._open()
         assert self.window is not None
         self.window.last_batch = self._run.is_last_batch
-        self.window.batches.append(TakenBatch.take(batch, batch_idx, self._run.device, self._pool.copies))
-        return CopyOnWrite(self._module, self.window.tensors) if self._run.starts_with_code else None
+        return self.window
 
     def drop_batch(self) -> None:
         """The last micro-batch is not trained on: the user's code ended the epoch before the forward."""
@@ -90,6 +142,13 @@ class Keeper:
         for position, optimizer in enumerate(self._run.optimizers):
             window.states.setdefault(position, copy.deepcopy(optimizer.state_dict()))
 
+    def note_hyperparameters(self, before: list[list[dict[str, Any]]]) -> None:
+        """Those that code outside of the module has set since `before` are state: a replay does not run it."""
+        now = hyperparameters_of(self._run.optimizers)
+        for was, today, kept in zip(before, now, self.window.hyperparameters if self.window else (), strict=False):
+            for group, after, ours in zip(was, today, kept, strict=False):
+                ours.update({n: v for n, v in after.items() if v is not group.get(n) and not _is_same(group.get(n), v)})
+
     def learn(self) -> None:
         """Before the window's first update: which weights has the step itself moved?"""
         window = self.window
@@ -112,7 +171,11 @@ class Keeper:
             "with NaNCapture(optimizer_history=True)"
         )
 
-    def _open(self) -> None:
+    def _close(self) -> None:
+        """Nobody needs the last window any more: the next one gets its memory."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         if self.window is not None:
             self._most_steps = max(self._most_steps, self.window.optimizer_steps)
             self._closed.append(self.window)
@@ -120,6 +183,10 @@ class Keeper:
         self._closed = [window for window in self._closed if window.held]
         kept = [tensors for window in free for tensors in (window.tensors, *(b.tensors for b in window.batches))]
         self._snapshots.give_back(tensor for tensors in kept for tensor in tensors.values())
+
+    def _open(self) -> None:
+        self._close()
+        self._is_closed = False
         self._windows += 1
         inventory = self._inventory
         if is_rare(self._windows):
@@ -135,6 +202,7 @@ class Keeper:
             frozen=inventory.frozen(),
             counters=self._run.counters,
             weights=weights,
+            hyperparameters=hyperparameters_of(self._run.optimizers),
             reevaluates=any(reevaluates(optimizer) for optimizer in self._run.optimizers),
         )
 

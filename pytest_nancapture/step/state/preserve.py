@@ -16,6 +16,7 @@ from pytest_nancapture.bundle.tensors.names import unique_parameters
 from pytest_nancapture.step.state.attributes import known_things
 from pytest_nancapture.step.state.inventory import can_be_kept
 from pytest_nancapture.step.state.objects import Objects
+from pytest_nancapture.step.state.window import hyperparameters_of, restore_hyperparameters
 
 if TYPE_CHECKING:
     from pytest_nancapture.step.run import Run
@@ -40,6 +41,7 @@ def preserved(run: Run, *, updates: bool) -> Iterator[None]:
             stack.callback(_attributes(submodule, objects))
             stack.callback(_buffers(submodule))
         stack.callback(objects.restore)
+        stack.callback(restore_hyperparameters, run.optimizers, hyperparameters_of(run.optimizers))
         if updates:
             for optimizer in run.optimizers:
                 stack.callback(optimizer.load_state_dict, copy.deepcopy(optimizer.state_dict()))

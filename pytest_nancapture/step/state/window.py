@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypedDict
 
@@ -14,6 +15,8 @@ from pytest_nancapture.step.state.batch import TakenBatch
 from pytest_nancapture.step.state.inventory import can_be_kept
 from pytest_nancapture.step.state.objects import Objects
 from pytest_nancapture.step.state.tensors import copy_of
+
+_PLAIN = frozenset({bool, int, float, str, tuple, type(None)})
 
 
 class Counters(TypedDict):
@@ -45,6 +48,7 @@ class Window:
         counters: of the run.
         last_batch: whether its last micro-batch is the epoch's last.
         weights: parameters with their names, and how often each was written to, at the instant.
+        hyperparameters: of each optimizer's parameter groups, from before the step's own code sets any.
         held: whether somebody still has to know whether its step was good.
         states: optimizer states from before the first update of the window, by the optimizer's position, where taken.
         optimizer_steps: how many times an optimizer was about to step, or asked for another evaluation.
@@ -61,6 +65,7 @@ class Window:
     counters: Counters
     last_batch: bool = False
     weights: Weights = field(default_factory=lambda: Weights([], [], []))
+    hyperparameters: list[list[dict[str, Any]]] = field(default_factory=list)
     held: bool = False
     batches: list[TakenBatch] = field(default_factory=list)
     states: dict[int, Any] = field(default_factory=dict)
@@ -97,7 +102,46 @@ class Window:
         for name, parameter in unique_parameters(module):
             parameter.requires_grad_(name not in self.frozen)
 
+    def state_before(self, position: int, state: dict[str, Any]) -> dict[str, Any]:
+        """An optimizer's state with the hyperparameters of the instant: what the step's own code sets, it sets again.
+
+        Args:
+            position: of the optimizer among the run's.
+            state: as ``state_dict()`` gave it.
+        """
+        before = dict(enumerate(self.hyperparameters[position]))
+        groups = [{**group, **before.get(i, {})} for i, group in enumerate(state["param_groups"])]
+        return {**state, "param_groups": groups}
+
     @property
     def losses(self) -> list[Tensor]:
         """All that were backpropagated."""
         return [loss for batch in self.batches for loss in batch.losses]
+
+
+def hyperparameters_of(optimizers: Sequence[Any]) -> list[list[dict[str, Any]]]:
+    """Of each optimizer's parameter groups, as they are now."""
+    return [[_kept_group(group) for group in optimizer.param_groups] for optimizer in optimizers]
+
+
+def restore_hyperparameters(optimizers: Iterable[Any], before: Iterable[list[dict[str, Any]]]) -> None:
+    """Put them back, as :func:`hyperparameters_of` gave them."""
+    for optimizer, groups in zip(optimizers, before, strict=True):
+        for group, values in zip(optimizer.param_groups, groups, strict=False):
+            for name, value in values.items():
+                if isinstance(value, Tensor) and isinstance(group.get(name), Tensor):
+                    group[name].copy_(value)
+                else:
+                    group[name] = _kept(value)
+
+
+def _kept_group(group: dict[str, Any]) -> dict[str, Any]:
+    # At every step, so without a slow look at what is no tensor.
+    kept = {name: value for name, value in group.items() if name != "params"}
+    kept.update([(name, _kept(value)) for name, value in kept.items() if type(value) not in _PLAIN])
+    return kept
+
+
+def _kept(value: Any) -> Any:
+    """The value, or a copy where it is written in place: a learning rate may be a tensor."""
+    return value.detach().clone() if isinstance(value, Tensor) else value

@@ -56,7 +56,7 @@ def way(*steps: Any) -> tuple[Step, ...]:
         (("names", 1, "rates"), lambda m: m.names[1].rates),
         (("ordered", ("a",)), lambda m: m.ordered["a"]),
     ],
-    ids=str,
+    ids=lambda value: "-".join(map(str, value)) if isinstance(value, tuple) else "",
 )
 def test_a_value_is_put_where_the_way_leads(steps, read):
     """Through attributes, keys and indices, of objects with slots and of what cannot be changed itself."""
