@@ -187,7 +187,6 @@ class Replay:
         engine = Engine(
             module=module,
             restore=partial(bring_to_the_instant, module, manifest.module, self._content.weights, self._decoder),
-            device=self._device,
             target=manifest.trainer.guilty_step,
             judges_all=True,
             # The fault showed only after the update, in buffers that hooks write or in the weights.
@@ -264,7 +263,10 @@ def _read(bundle: Bundle, device: torch.device, source: Source) -> _Content:
             weights={name: tensor for name, tensor in stored.items() if not name.startswith(_ARGUMENTS)},
             others={name: tensor.cpu().clone() for name, tensor in stored.items() if name.startswith(_ARGUMENTS)},
             batch=source(BATCH, manifest.batch.layouts, device),
-            rng=[rng.RandomStates.decode(record, states) for record in manifest.rng.instants],
+            rng=[
+                rng.RandomStates.decode(instant, states).moved(manifest.device, device)
+                for instant in manifest.rng.instants
+            ],
             optimizer=optimizer,
         )
     except (ValueError, OSError) as error:

@@ -43,7 +43,6 @@ class Engine:
     Attributes:
         module: that the step is of.
         restore: brings the module to the instant of the window.
-        device: to restore random states on.
         target: which optimizer step of the window was the guilty one, counted from 0.
         judges_all: whether to look at every update up to the guilty one, and to stop at the first fault; else only the
             guilty one is looked at.
@@ -59,7 +58,6 @@ class Engine:
 
     module: nn.Module
     restore: Callable[[], None]
-    device: torch.device | None = None
     target: int = 0
     judges_all: bool = False
     goes_on: bool = False
@@ -89,7 +87,7 @@ class Engine:
                 self._tolerated = frozenset(name for name, buffer in now if not is_finite(buffer))
             self._note_draws()
             self.losses.append([])
-            rng.restore(self.device)
+            rng.restore()
             self._drawn_from = RandomStates.take().generators
         if self.trace is not None:
             self.trace.expect(batch)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pytest_nancapture.bundle import numerics
@@ -48,7 +49,7 @@ def play(scene: Scene) -> None:
     for name, stand_in in _STAND_INS.items():
         player.wraps.put(scene.module, name, stand_in)
     try:
-        with suppress(Finished):
+        with _current_device(scene.device), suppress(Finished):
             trainer.fit(scene.fitted, train_dataloaders=loader)
     finally:
         player.wraps.take_off()
@@ -111,6 +112,19 @@ class Player:
             return result
         self._engine.look_after(updated=self._scene.states is not None)
         raise Finished
+
+
+@contextmanager
+def _current_device(device: torch.device) -> Iterator[None]:
+    """Lightning makes the replay's device the current one; put back what was."""
+    if device.type == "cpu":
+        yield
+        return
+    before = torch.accelerator.current_device_index()
+    try:
+        yield
+    finally:
+        torch.accelerator.set_device_index(before)
 
 
 def load_states(optimizers: Any, states: Any, record: OptimizerRecord) -> None:
