@@ -83,6 +83,10 @@ class Net(pl.LightningModule):
 
     def loss(self, batch: Any) -> torch.Tensor:
         x, good = batch
+        if self.hparams.fault == "varying":
+            return self.varying(x, good)
+        if self.hparams.fault.startswith("shared"):
+            return self.shared(x, good)
         loss = self.out(self.norm(self.layer(x))).pow(2).mean()
         if self.fault == "loss":
             loss = loss * (good / good)
@@ -92,6 +96,28 @@ class Net(pl.LightningModule):
             loss = loss + good.reciprocal()
         elif self.fault == "buffer":
             self.average.copy_(good.reciprocal())
+        return loss
+
+    def varying(self, x: torch.Tensor, good: torch.Tensor) -> torch.Tensor:
+        """Leaves out a layer in every step but the bad one."""
+        loss = self.out(self.layer(x)).pow(2).mean() * (good / good if self.fault == "varying" else 1)
+        return loss if good else loss + self.spare(x[:, :2]).pow(2).mean()
+
+    def shared(self, x: torch.Tensor, good: torch.Tensor) -> torch.Tensor:
+        """Speaks to the other ranks by itself, so that one rank's bad values become everybody's."""
+        mine = self.norm(self.layer(x))
+        if self.fault == "shared_forward":
+            mine = mine * (good / good)
+        if self.hparams.fault == "shared_count":  # in training the count is 0 on no rank, and it is all of theirs
+            count = torch.ones(()) * float(self.global_rank > 0 or self.trainer.world_size == 1)
+            torch.distributed.all_reduce(count) if self.trainer.world_size > 1 else None
+            mine = mine / count
+        all_of_them = self.all_gather(mine, sync_grads=True).reshape(-1, 4)
+        loss = (self.out(mine) @ self.out(all_of_them).T).logsumexp(1).mean()
+        if self.fault == "shared_backward":
+            loss = loss + (mine * good).abs().sqrt().sum()
+        if self.fault == "shared_count":
+            loss = loss * (good / good)
         return loss
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -139,10 +165,11 @@ def train(scenario: dict[str, Any], ranks: int, folder: str) -> pl.Trainer:
     guilty = scenario.get("guilty", 1)
     export.write_bundle = refuse if scenario.get("break_writing") and rank == guilty else WRITE_BUNDLE
     generator = torch.Generator().manual_seed(rank)
+    manual, accumulate = scenario.get("manual", ""), scenario.get("accumulate", 1)
     batches = [(torch.randn(4, 3, generator=generator), torch.tensor(float(i != bad))) for i in range(8)]
     if scenario.get("missing"):
-        del batches[bad]
-    manual, accumulate = scenario.get("manual", ""), scenario.get("accumulate", 1)
+        first = bad - bad % accumulate
+        del batches[first : first + accumulate]
     capture = NaNCapture(folder, on_capture=scenario.get("on_capture", "raise"), confirm=scenario.get("confirm", 1))
     trainer = pl.Trainer(
         max_epochs=1,

@@ -148,6 +148,10 @@ TWO = [
     Scenario(guilty=1, fault="gradient", on_capture="raise", break_writing=True),
     Scenario(guilty=0, fault="gradient", on_capture="skip", break_writing=True),
     Scenario(guilty=1, fault="gradient", on_capture="stop", confirm=0),
+    Scenario(guilty=1, fault="varying", on_capture="skip", unused=True),
+    Scenario(guilty=1, fault="shared_forward", on_capture="raise"),
+    Scenario(guilty=0, fault="shared_backward", on_capture="skip"),
+    Scenario(guilty=1, fault="shared_count", on_capture="stop"),
 ]
 MANUAL = [
     Scenario(guilty=1, fault="loss", on_capture="raise", manual="single"),
@@ -213,7 +217,9 @@ def check_manual(run: Run, twin: Run, ranks: int) -> None:
     (path,) = find_bundles(run.folder)
     reproduced = Bundle.open(path).fault.reproduced
     assert (reproduced.runs, reproduced.of, replay(path).verdict) == (1, 1, "nonfinite")
-    if run.scenario.on_capture == "skip":
+    # One optimizer's windows are the other's batches there, so that what was dropped is no batch.
+    is_alike = not (run.scenario.manual == "adversarial" and run.scenario.accumulate > 1)
+    if run.scenario.on_capture == "skip" and is_alike:
         assert [end["digest"] for end in run.ranks] == [end["digest"] for end in twin.ranks]
 
 
@@ -303,7 +309,7 @@ def test_every_combination_of_manual_optimisation(ranks, tmp_path, request, monk
         pytest.skip("slow: asked for with -m matrix")
     monkeypatch.chdir(Path(__file__).parents[2])
     scenarios = list(manual_matrix(ranks))
-    runs = runs_of(tmp_path, ranks, with_twins(scenarios), seconds=4 * len(scenarios) + SECONDS)
+    runs = runs_of(tmp_path, ranks, with_twins(scenarios), seconds=8 * len(scenarios) + SECONDS)
     failures = []
     for run, twin in zip(runs[::2], runs[1::2], strict=True):
         try:
