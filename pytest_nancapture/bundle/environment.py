@@ -25,7 +25,7 @@ def environment(device: torch.device, distributions: Iterable[str]) -> dict[str,
         distributions: the training loop's, whose versions are told too.
     """
     found: dict[str, Any] = {
-        "device": str(device),
+        "device": str(with_index(device)),
         "device_name": platform.processor() or platform.machine(),
         "platform": platform.platform(),
         "python": platform.python_version(),
@@ -39,6 +39,16 @@ def environment(device: torch.device, distributions: Iterable[str]) -> dict[str,
         found["versions"]["cuda"] = str(torch.version.cuda)
         found["versions"]["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
     return found
+
+
+def with_index(device: torch.device) -> torch.device:
+    """An accelerator's device by its number, since a replay has to know whose random states are whose."""
+    if device.index is not None or device.type == "cpu" or not torch.accelerator.is_available():
+        return device
+    current = torch.accelerator.current_accelerator()
+    if current is None or current.type != device.type:
+        return device
+    return torch.device(device.type, torch.accelerator.current_device_index())
 
 
 def code_of(module: Any) -> CodeRecord:

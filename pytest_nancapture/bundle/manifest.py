@@ -193,6 +193,8 @@ class TrainerRecord:
         last_batch: whether the window's last micro-batch was the epoch's last.
         guilty_step: which of the window's optimizer steps went wrong, counted from 0; manual optimisation may make
             several.
+        autocasts: whether mixed precision was meant for the kind of device of the module. Where Lightning does not know
+            that kind it switches on that of CUDA by itself, which does nothing.
         logger: whether there was one.
     """
 
@@ -206,6 +208,7 @@ class TrainerRecord:
     num_training_batches: int | None
     last_batch: bool
     guilty_step: int = 0
+    autocasts: bool = True
     max_epochs: int | None
     max_steps: int
     gradient_clip_val: float | None
@@ -322,9 +325,14 @@ class Manifest:
     pin: PinRecord | None = None
 
     @property
+    def device(self) -> str:
+        """The device captured on, such as ``cpu`` or ``cuda:1``."""
+        return str(self.environment.get("device", "cpu"))
+
+    @property
     def device_kind(self) -> str:
         """The kind of device captured on, such as ``cpu`` or ``cuda``."""
-        return str(self.environment.get("device", "cpu")).partition(":")[0]
+        return self.device.partition(":")[0]
 
     def dumps(self) -> str:
         """The text of ``bundle.json``: strict JSON, sorted keys, a line each."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import random
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor
 _PYTHON_WORDS = 625
 """Of the Mersenne twister: 624 of state and the position."""
 _MT19937_BYTES = 4 * _PYTHON_WORDS
+_DEVICE = re.compile("cpu|[a-z_0-9]+:[0-9]{1,4}")
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,9 @@ class RandomStates:
     def take(cls) -> RandomStates:
         """The states now; an accelerator that was never used has none."""
         states = {"cpu": torch.get_rng_state()}
-        module = _accelerator()
-        if module is not None:
-            kind = module.__name__.rpartition(".")[2]
-            states.update({f"{kind}:{i}": state for i, state in enumerate(_accelerator_states(module))})
+        accelerator = _accelerator()
+        if accelerator is not None and accelerator.is_initialized:
+            states.update(accelerator.states())
         return cls(states, _numpy_state(), random.getstate())
 
     @classmethod
@@ -57,23 +58,37 @@ class RandomStates:
         numpy = np.random.RandomState(seed).get_state(legacy=False)
         return cls(dict.fromkeys(("cpu", *devices), made), numpy, random.Random(seed).getstate(), seed)  # noqa: S311
 
-    def restore(self, device: torch.device | None = None) -> None:
-        """Set the states; those of an accelerator that is not here are left out.
+    def moved(self, captured: str, device: torch.device) -> RandomStates:
+        """The states for a replay on `device`: it gets that of the captured device, all others stay where they were.
+
+        A run on the third GPU may be replayed on the first, whose own state then has no place.
 
         Args:
-            device: where the captured device's state is to go, if the captured run used another index.
+            captured: the device that the module was on, such as ``cuda:2``; without an index it is the first.
         """
+        kind, _, index = captured.partition(":")
+        if device.type == "cpu" or device.type != kind:
+            return self
+        of_kind = [name for name in self.generators if name.partition(":")[0] == kind]
+        source = f"{kind}:{index or 0}"
+        if source not in of_kind:
+            # Some kinds tell of the device in use alone, without its number.
+            if len(of_kind) != 1:
+                return self
+            source = of_kind[0]
+        return replace(self, generators={**self.generators, f"{kind}:{device.index or 0}": self.generators[source]})
+
+    def restore(self) -> None:
+        """Set the states, each on its own device; those of devices that are not here are left out."""
         torch.set_rng_state(self.generators["cpu"])
+        accelerator = _accelerator()
         for name, state in self.generators.items():
             kind, _, index = name.partition(":")
-            if kind == "cpu" or not hasattr(torch, kind) or not getattr(torch, kind).is_available():
+            if accelerator is None or kind != accelerator.kind or int(index) >= accelerator.count:
                 continue
-            target = device if device is not None and device.type == kind else torch.device(kind, int(index))
-            if (target.index or 0) < getattr(torch, kind).device_count():
-                set_state = getattr(torch, kind).set_rng_state
-                if self.seed is not None:
-                    state = torch.Generator(target).manual_seed(self.seed).get_state()
-                set_state(state) if kind == "mps" else set_state(state, target)
+            if self.seed is not None:
+                state = torch.Generator(torch.device(kind, int(index))).manual_seed(self.seed).get_state()
+            accelerator.set_state(int(index), state)
         np.random.set_state(dict(self.numpy))
         random.setstate(self.python)
 
@@ -104,6 +119,9 @@ class RandomStates:
             ValueError: record and tensors do not fit each other.
         """
         try:
+            unknown = [device for device in record["torch"] if not _DEVICE.fullmatch(device)]
+            if unknown or "cpu" not in record["torch"]:
+                raise ValueError(f"rng: expected cpu and devices such as cuda:1, came {record['torch']!r:.80}")
             if "seed" in record:
                 return cls.seeded(record["seed"], record["torch"])
             name, numpy, python = record["name"], record["numpy"], record["python"]
@@ -161,20 +179,48 @@ def preserved() -> Iterator[None]:
         states.restore()
 
 
-def _accelerator() -> Any:
-    """The accelerator's module (``torch.cuda`` ...) if it has been used in this process, else None."""
-    module = _present_accelerator()
-    initialized = getattr(module, "is_initialized", lambda: True)
-    return module if module is not None and initialized() else None
+@dataclass(frozen=True)
+class _Accelerator:
+    """The kind of accelerator that this process has.
+
+    Attributes:
+        kind: as in a device's name.
+        module: torch's for it, such as ``torch.cuda``.
+    """
+
+    kind: str
+    module: Any
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether it was used in this process; one that does not say so is asked for its states, which may wake it."""
+        return bool(getattr(self.module, "is_initialized", lambda: True)())
+
+    @property
+    def count(self) -> int:
+        return int(self.module.device_count())
+
+    def states(self) -> dict[str, Tensor]:
+        """Each device's state, by the device's name."""
+        if hasattr(self.module, "get_rng_state_all"):
+            states = list(self.module.get_rng_state_all())
+        elif self.kind == "mps":  # has one device, and its functions take none
+            states = [self.module.get_rng_state()]
+        elif hasattr(self.module, "get_rng_state"):
+            states = [self.module.get_rng_state(torch.device(self.kind, i)) for i in range(self.count)]
+        else:
+            states = []
+        return {f"{self.kind}:{i}": state for i, state in enumerate(states)}
+
+    def set_state(self, index: int, state: Tensor) -> None:
+        if self.kind == "mps":
+            self.module.set_rng_state(state)
+        else:
+            self.module.set_rng_state(state, torch.device(self.kind, index))
 
 
 @functools.cache
-def _present_accelerator() -> Any:
+def _accelerator() -> _Accelerator | None:
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return getattr(torch, device.type, None) if device is not None else None
-
-
-def _accelerator_states(module: Any) -> list[Tensor]:
-    if hasattr(module, "get_rng_state_all"):
-        return list(module.get_rng_state_all())
-    return [module.get_rng_state()]
+    module = getattr(torch, device.type, None) if device is not None else None
+    return _Accelerator(device.type, module) if device is not None and module is not None else None

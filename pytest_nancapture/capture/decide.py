@@ -79,7 +79,11 @@ def decide(
     if is_late and seen:
         finding = seen[0].finding
     shares = run.gather(_share(finding, done, seen, scaled=scaled, alone=run.world_size == 1))
+    # Who first gave bad values to the others in the step itself is to blame for theirs.
+    senders = run.gather(seen[0].sent if seen else 0)
     blamed = [rank for rank, share in enumerate(shares) if share == Share.GUILTY]
+    first = min((senders[rank] for rank in blamed if senders[rank]), default=0)
+    blamed = [rank for rank in blamed if senders[rank] == first] if first else blamed
     if not blamed:
         unproven = [rank for rank, share in enumerate(shares) if share == Share.UNPROVEN]
         if not unproven or scaled:

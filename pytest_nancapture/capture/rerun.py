@@ -14,6 +14,7 @@ from pytest_nancapture.diagnose.trace import Trace, traced
 from pytest_nancapture.step.engine import Engine, parameters_of
 from pytest_nancapture.step.finding import Finding
 from pytest_nancapture.step.run import Run
+from pytest_nancapture.step.sent import watched
 from pytest_nancapture.step.state.preserve import preserved
 from pytest_nancapture.step.state.window import Window, restore_hyperparameters
 
@@ -28,6 +29,8 @@ class Outcome:
         raw_bad: gradients were not finite right after backward, before any hook.
         seconds: how long it took.
         culprit: what is to blame, if the operations were followed.
+        sent: the first of the step's own collectives to which this rank brought something not finite, from 1 up; 0 for
+            none.
     """
 
     finding: Finding
@@ -35,6 +38,7 @@ class Outcome:
     raw_bad: bool
     seconds: float
     culprit: Culprit | None = None
+    sent: int = 0
 
     @property
     def dropped(self) -> bool:
@@ -79,7 +83,7 @@ def rerun(
     engine = Engine(module=run.module, restore=restore, target=target, trace=trace)
     with preserved(run, updates=target > 0), run.quiet(window):
         begun(engine)
-        with traced(trace):
+        with watched() as sent, traced(trace):
             run.play(window, engine, optimizer)
             if engine.finding is None:
                 engine.look(parameters_of(optimizer))
@@ -95,4 +99,5 @@ def rerun(
         raw_bad=engine.raw_bad,
         seconds=time.perf_counter() - start,
         culprit=culprit,
+        sent=sent.first_bad,
     )

@@ -122,7 +122,7 @@ def _bring_up(run: Run, draft: Manifest, built: Any, then: Callable[[], None], f
             fetches=[() for _ in window],
             tensors={},
             states=None,
-            engine=Engine(module=built, restore=restore, device=device),
+            engine=Engine(module=built, restore=restore),
             device=device,
             folder=folder,
         )

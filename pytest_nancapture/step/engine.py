@@ -53,7 +53,6 @@ class Engine:
     Attributes:
         module: that the step is of.
         restore: brings the module to the instant of the window.
-        device: to restore random states on.
         target: which optimizer step of the window was the guilty one, counted from 0.
         judges_all: whether to look at every update up to the guilty one, and to stop at the first fault; else only the
             guilty one is looked at.
@@ -69,7 +68,6 @@ class Engine:
 
     module: nn.Module
     restore: Callable[[], None]
-    device: torch.device | None = None
     target: int = 0
     judges_all: bool = False
     goes_on: bool = False
@@ -107,7 +105,7 @@ class Engine:
         """Random states are these from here on, in the middle of the step: what gave it a batch has drawn."""
         with self.unseen():
             self._note_draws()
-            rng.restore(self.device)
+            rng.restore()
             self._drawn_from = RandomStates.take().generators
 
     def fetch(self, rng: RandomStates, batch: Mapping[str, Tensor]) -> None:

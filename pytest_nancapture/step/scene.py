@@ -113,19 +113,17 @@ def read_content(bundle: Bundle, device: torch.device, source: Source) -> Conten
         stored = source(WEIGHTS, manifest.module.layouts, device)
         states = source(RNG, {}, "cpu")
         optimizer = source(OPTIMIZER, manifest.optimizer.layouts, device) if manifest.optimizer else {}
+
+        def made(record: Mapping[str, Any]) -> RandomStates:
+            return RandomStates.decode(record, states).moved(manifest.device, device)
+
         return Content(
             weights={name: tensor for name, tensor in stored.items() if not name.startswith(_ARGUMENTS)},
             others={name: tensor.cpu().clone() for name, tensor in stored.items() if name.startswith(_ARGUMENTS)},
             batch=source(BATCH, manifest.batch.layouts, device),
-            rng=[RandomStates.decode(record, states) for record in manifest.rng.instants],
-            hooks=[
-                RandomStates.decode(micro.hook, states) if micro.hook is not None else None
-                for micro in manifest.batch.window
-            ],
-            fetches=[
-                [RandomStates.decode(fetch.rng, states) for fetch in micro.fetches or ()]
-                for micro in manifest.batch.window
-            ],
+            rng=[made(record) for record in manifest.rng.instants],
+            hooks=[made(micro.hook) if micro.hook is not None else None for micro in manifest.batch.window],
+            fetches=[[made(fetch.rng) for fetch in micro.fetches or ()] for micro in manifest.batch.window],
             optimizer=optimizer,
         )
     except (ValueError, OSError) as error:
@@ -160,7 +158,6 @@ def set_scene(
     engine = Engine(
         module=module,
         restore=partial(_restore, module, manifest, content, decoder.resolver),
-        device=device,
         target=manifest.trainer.guilty_step,
         judges_all=True,
         # The fault showed only after the update, in buffers that hooks write or in the weights.

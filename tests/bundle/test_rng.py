@@ -95,22 +95,17 @@ def test_an_accelerator_that_is_not_here() -> None:
         {**states.generators, "nonsense:0": torch.zeros(16, dtype=torch.uint8)}, states.numpy, states.python
     )
     expected = draw()
-    through(foreign).restore(torch.device("cpu"))
+    through(foreign).restore()
     assert expected == draw()
 
 
 class FakeAccelerator:
     """Stands in for ``torch.cuda`` on a machine without."""
 
-    __name__ = "torch.fake"
-
     def __init__(self, count: int, *, used: bool = True) -> None:
         self.states = [torch.full((2,), i, dtype=torch.uint8) for i in range(count)]
         self.used = used
         self.set: dict[int, list[int]] = {}
-
-    def is_available(self) -> bool:
-        return True
 
     def is_initialized(self) -> bool:
         return self.used
@@ -125,35 +120,83 @@ class FakeAccelerator:
         self.set[device.index or 0] = state.tolist()
 
 
-@pytest.fixture
-def accelerator(monkeypatch: pytest.MonkeyPatch) -> FakeAccelerator:
-    fake = FakeAccelerator(2)
-    monkeypatch.setattr(torch, "privateuseone", fake, raising=False)
-    monkeypatch.setattr(rng, "_accelerator", lambda: fake)
-    fake.__name__ = "torch.privateuseone"
+class OneByOne(FakeAccelerator):
+    """Gives states only when asked for a device's."""
+
+    get_rng_state_all = property()  # type: ignore[assignment]
+
+    def get_rng_state(self, device: torch.device) -> torch.Tensor:
+        return self.states[device.index]
+
+
+def install(monkeypatch: pytest.MonkeyPatch, fake: FakeAccelerator) -> FakeAccelerator:
+    monkeypatch.setattr(rng, "_accelerator", lambda: rng._Accelerator("privateuseone", fake))
     return fake
 
 
-def test_every_accelerator_has_a_state(accelerator: FakeAccelerator) -> None:
+@pytest.fixture
+def accelerator(monkeypatch: pytest.MonkeyPatch) -> FakeAccelerator:
+    return install(monkeypatch, FakeAccelerator(2))
+
+
+@pytest.mark.parametrize("kind", [FakeAccelerator, OneByOne])
+def test_every_accelerator_has_a_state(monkeypatch: pytest.MonkeyPatch, kind: type[FakeAccelerator]) -> None:
     """One for each device, restored to where it came from."""
+    fake = install(monkeypatch, kind(2))
     states = through(RandomStates.take())
     assert list(states.generators) == ["cpu", "privateuseone:0", "privateuseone:1"]
     states.restore()
-    assert accelerator.set == {0: [0, 0], 1: [1, 1]}
+    assert fake.set == {0: [0, 0], 1: [1, 1]}
 
 
-def test_the_captured_device_may_have_another_index(accelerator: FakeAccelerator) -> None:
-    """A run on the third GPU is replayed on the first; what is not here is left out."""
-    cpu = RandomStates.take()
-    states = RandomStates(
-        {"cpu": cpu.generators["cpu"], "privateuseone:5": torch.tensor([9, 9], dtype=torch.uint8)},
-        cpu.numpy,
-        cpu.python,
-    )
-    states.restore()
-    assert accelerator.set == {}
-    states.restore(torch.device("privateuseone", 0))
-    assert accelerator.set == {0: [9, 9]}
+def test_an_accelerator_that_was_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no states, and is not woken to make some."""
+    install(monkeypatch, FakeAccelerator(2, used=False))
+    assert list(RandomStates.take().generators) == ["cpu"]
+
+
+def with_states(kind: str, **numbers: int) -> RandomStates:
+    """States with a device's for each of `numbers`: ``_5=9`` is 9 on the sixth device."""
+    now = RandomStates.take()
+    made = {
+        f"{kind}:{index.removeprefix('_')}": torch.tensor([n, n], dtype=torch.uint8) for index, n in numbers.items()
+    }
+    return RandomStates({"cpu": now.generators["cpu"], **made}, now.numpy, now.python)
+
+
+@pytest.mark.parametrize(
+    ("captured", "index", "expected"),
+    [
+        ("privateuseone:0", 0, {0: [7, 7], 1: [8, 8]}),
+        ("privateuseone:1", 1, {0: [7, 7], 1: [8, 8]}),
+        ("privateuseone:1", 0, {0: [8, 8], 1: [8, 8]}),
+        ("privateuseone:0", 1, {0: [7, 7], 1: [7, 7]}),
+        ("privateuseone:5", 0, {0: [9, 9], 1: [8, 8]}),
+        ("privateuseone:5", 1, {0: [7, 7], 1: [9, 9]}),
+        ("privateuseone", 1, {0: [7, 7], 1: [7, 7]}),
+        ("privateuseone:4", 0, {0: [7, 7], 1: [8, 8]}),
+        ("cpu", 0, {0: [7, 7], 1: [8, 8]}),
+        ("cuda:1", 0, {0: [7, 7], 1: [8, 8]}),
+    ],
+)
+def test_the_captured_devices_state_goes_to_the_replays(
+    accelerator: FakeAccelerator, captured: str, index: int, expected: dict[int, list[int]]
+) -> None:
+    """All others go to their own device, where it is here; a device that is not named by a number is the first."""
+    with_states("privateuseone", _0=7, _1=8, _5=9).moved(captured, torch.device("privateuseone", index)).restore()
+    assert accelerator.set == expected
+
+
+def test_a_replay_on_the_cpu_moves_nothing(accelerator: FakeAccelerator) -> None:
+    """The CPU's generator keeps the CPU's state."""
+    states = with_states("privateuseone", _0=7, _1=8)
+    assert states.moved("privateuseone:1", torch.device("cpu")).generators == states.generators
+
+
+def test_the_only_state_of_its_kind(accelerator: FakeAccelerator) -> None:
+    """Is the captured device's, whatever its number: there were releases that asked for one alone."""
+    with_states("privateuseone", _0=7).moved("privateuseone:1", torch.device("privateuseone", 1)).restore()
+    assert accelerator.set == {0: [7, 7], 1: [7, 7]}
 
 
 def test_preserved() -> None:
@@ -218,4 +261,11 @@ def test_a_seed_in_place_of_states() -> None:
 def test_what_is_no_seed(seed: object) -> None:
     """What is no seed is a clear error."""
     with pytest.raises(ValueError, match=r"rng|Seed|Overflow"):
-        RandomStates.decode({"seed": seed, "torch": []}, {})
+        RandomStates.decode({"seed": seed, "torch": ["cpu"]}, {})
+
+
+@pytest.mark.parametrize("devices", [["cuda:0"], ["cpu", "cuda"], ["cpu", "cuda:x"], ["cpu", "cuda:-1"], ["cpu", 3]])
+def test_what_are_no_devices(devices: list[Any]) -> None:
+    """A record is refused when it is read, not in the middle of a replay."""
+    with pytest.raises(ValueError, match="rng: "):
+        RandomStates.decode({"seed": 5, "torch": devices}, {})

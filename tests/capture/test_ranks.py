@@ -39,6 +39,18 @@ class Scenario:
     break_writing: bool = False
     confirm: int = 1
     bad: int = BAD
+    manual: str = ""
+    static: bool = False
+    views: bool = False
+    hook: bool = False
+    missing: bool = False
+
+    @property
+    def step(self) -> int:
+        """The optimizer steps before that of the bad batch, as Lightning counts them: none that goes past it."""
+        if self.manual == "adversarial":
+            return self.bad + self.bad // self.accumulate
+        return 0 if self.manual == "raw" else self.bad // self.accumulate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +62,12 @@ class Run:
     ranks: list[dict[str, Any]]
 
 
+def told(scenario: Scenario) -> dict[str, Any]:
+    """What is not as usual: there is a limit to the length of a command."""
+    usual = Scenario()
+    return {key: value for key, value in dataclasses.asdict(scenario).items() if value != getattr(usual, key)}
+
+
 def start(folder: Path, ranks: int, scenarios: list[Scenario], seconds: float) -> tuple[int, str, str]:
     """Run the script to its end, or until its time is over: then all of it is ended, and the test fails."""
     command = [
@@ -57,7 +75,7 @@ def start(folder: Path, ranks: int, scenarios: list[Scenario], seconds: float) -
         str(SCRIPT),
         str(folder),
         str(ranks),
-        json.dumps(list(map(dataclasses.asdict, scenarios))),
+        json.dumps([told(scenario) for scenario in scenarios]),
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     run = subprocess.Popen(
@@ -89,14 +107,15 @@ def runs_of(folder: Path, ranks: int, scenarios: list[Scenario], seconds: float 
 def check(run: Run, ranks: int) -> None:
     """What must hold of every run, whatever its scenario."""
     scenario, ends = run.scenario, run.ranks
-    step = scenario.bad // scenario.accumulate
+    step = scenario.step
     # A buffer that a hook spoils after the update is this rank's secret until the next step.
     acts_at = min(step + (scenario.fault == "late_buffer"), BATCHES)
     assert [end["rank"] for end in ends] == list(range(ranks))
     assert [end["finite"] for end in ends] == [True] * ranks
     assert len({end["weights"] for end in ends}) == 1
     expected = {"skip": BATCHES // scenario.accumulate, "stop": acts_at + 1, "raise": acts_at}[scenario.on_capture]
-    assert [end["step"] for end in ends] == [expected] * ranks
+    if scenario.manual in ("", "single", "switching"):
+        assert [end["step"] for end in ends] == [expected] * ranks
     if scenario.break_writing:
         assert bundles_in(run.folder) == []
         assert any("No space left on device" in line for line in ends[scenario.guilty]["log"])
@@ -135,11 +154,30 @@ TWO = [
     Scenario(guilty=1, fault="gradient", on_capture="raise", break_writing=True),
     Scenario(guilty=0, fault="gradient", on_capture="skip", break_writing=True),
     Scenario(guilty=1, fault="gradient", on_capture="stop", confirm=0),
+    Scenario(guilty=1, fault="varying", on_capture="skip", unused=True),
+    Scenario(guilty=1, fault="shared_forward", on_capture="raise"),
+    Scenario(guilty=0, fault="shared_backward", on_capture="skip"),
+    Scenario(guilty=1, fault="shared_count", on_capture="stop"),
+]
+MANUAL = [
+    Scenario(guilty=1, fault="loss", on_capture="raise", manual="single"),
+    Scenario(guilty=0, fault="gradient", on_capture="stop", manual="single", accumulate=2),
+    Scenario(guilty=1, fault="gradient", on_capture="skip", manual="raw"),
+    Scenario(guilty=1, fault="loss", on_capture="skip", manual="adversarial"),
+    Scenario(guilty=0, fault="gradient", on_capture="raise", manual="adversarial"),
+    Scenario(guilty=1, fault="gradient", on_capture="skip", manual="switching"),
+    Scenario(guilty=1, fault="loss_only", on_capture="stop", manual="single", unused=True),
+    Scenario(guilty=0, fault="buffer", on_capture="skip", manual="single"),
+    Scenario(guilty=1, fault="gradient", on_capture="skip", manual="single", static=True),
+    Scenario(guilty=1, fault="loss", on_capture="skip", manual="single", views=True),
+    Scenario(guilty=1, fault="gradient", on_capture="skip", manual="single", hook=True),
 ]
 THREE = [
     Scenario(guilty=2, fault="gradient", on_capture="raise"),
     Scenario(guilty=1, fault="loss", on_capture="skip", accumulate=2),
     Scenario(guilty=2, fault="buffer", on_capture="stop"),
+    Scenario(guilty=1, fault="gradient", on_capture="skip", manual="single"),
+    Scenario(guilty=2, fault="loss", on_capture="raise", manual="adversarial"),
 ]
 UNCAUGHT = Scenario(guilty=1)
 
@@ -150,12 +188,18 @@ def two(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def manual(tmp_path_factory):
+    return runs_of(tmp_path_factory.mktemp("manual"), 2, with_twins(MANUAL))
+
+
+@pytest.fixture(scope="module")
 def three(tmp_path_factory):
     return runs_of(tmp_path_factory.mktemp("three"), 3, THREE)
 
 
 def name(scenario: Scenario) -> str:
-    flags = [field for field in ("unused", "break_writing") if getattr(scenario, field)]
+    optional = ("unused", "static", "views", "hook", "break_writing")
+    flags = [*filter(None, [scenario.manual]), *(field for field in optional if getattr(scenario, field))]
     parts = [scenario.fault, f"rank{scenario.guilty}", scenario.on_capture, f"x{scenario.accumulate}", *flags]
     parts += ["unconfirmed"] if not scenario.confirm else []
     return "-".join([*parts, *(["last"] if scenario.bad == BATCHES - 1 else [])])
@@ -165,6 +209,31 @@ def name(scenario: Scenario) -> str:
 def test_two_ranks_act_together(number, two):
     """The guilty one writes its bundle, the others none; all end at the same step with the same good weights."""
     check(two[number], 2)
+
+
+def with_twins(scenarios: list[Scenario]) -> list[Scenario]:
+    """Each with another run after it, to which its bad batch never came."""
+    twins = [dataclasses.replace(scenario, missing=True) for scenario in scenarios]
+    return [run for pair in zip(scenarios, twins, strict=True) for run in pair]
+
+
+def check_manual(run: Run, twin: Run, ranks: int) -> None:
+    """And the bundle is red on its own; what is skipped leaves nothing behind, to the bit."""
+    check(run, ranks)
+    (path,) = find_bundles(run.folder)
+    reproduced = Bundle.open(path).fault.reproduced
+    assert (reproduced.runs, reproduced.of, replay(path).verdict) == (1, 1, "nonfinite")
+    # One optimizer's windows are the other's batches there, so that what was dropped is no batch.
+    is_alike = not (run.scenario.manual == "adversarial" and run.scenario.accumulate > 1)
+    if run.scenario.on_capture == "skip" and is_alike:
+        assert [end["digest"] for end in run.ranks] == [end["digest"] for end in twin.ranks]
+
+
+@pytest.mark.parametrize("number", range(len(MANUAL)), ids=[name(scenario) for scenario in MANUAL])
+def test_manual_optimisation(number, manual, monkeypatch):
+    """A rerun speaks to no other rank: an innocent one writes no bundle, whatever it does with its gradients."""
+    monkeypatch.chdir(Path(__file__).parents[2])
+    check_manual(manual[2 * number], manual[2 * number + 1], 2)
 
 
 @pytest.mark.parametrize("number", range(len(THREE)), ids=[name(scenario) for scenario in THREE])
@@ -221,6 +290,36 @@ def test_every_combination_ends_in_time(ranks, tmp_path, request):
     for run in runs_of(tmp_path, ranks, scenarios, seconds=2 * len(scenarios) + SECONDS):
         try:
             check(run, ranks)
+        except AssertionError as error:
+            failures.append(f"{name(run.scenario)}: {error}")
+    assert failures == []
+
+
+def manual_matrix(ranks: int) -> list[Scenario]:
+    faults = ["loss", "gradient", "loss_only", "buffer"]
+    for guilty, fault, on_capture in itertools.product(range(ranks), faults, ["raise", "stop", "skip"]):
+        plain = Scenario(guilty=guilty, fault=fault, on_capture=on_capture)
+        for way in ("single", "raw", "adversarial", "switching"):
+            yield dataclasses.replace(plain, manual=way)
+        yield dataclasses.replace(plain, manual="adversarial", accumulate=2, bad=BAD + 1)
+        for options in ({"accumulate": 2, "bad": BAD + 1}, {"unused": True}, {"static": True}, {"views": True}):
+            yield dataclasses.replace(plain, manual="single", **options)
+        yield dataclasses.replace(plain, manual="single", hook=True)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_every_combination_of_manual_optimisation(ranks, tmp_path, request, monkeypatch):
+    """No bundle from an innocent rank in any of them, and no rank that waits for ever."""
+    if "matrix" not in request.config.option.markexpr:
+        pytest.skip("slow: asked for with -m matrix")
+    monkeypatch.chdir(Path(__file__).parents[2])
+    scenarios = list(manual_matrix(ranks))
+    runs = runs_of(tmp_path, ranks, with_twins(scenarios), seconds=8 * len(scenarios) + SECONDS)
+    failures = []
+    for run, twin in zip(runs[::2], runs[1::2], strict=True):
+        try:
+            check_manual(run, twin, ranks)
         except AssertionError as error:
             failures.append(f"{name(run.scenario)}: {error}")
     assert failures == []

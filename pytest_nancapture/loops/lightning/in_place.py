@@ -10,12 +10,12 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from pytest_nancapture.loops.lightning.iterators import Fetched, Played
 from pytest_nancapture.loops.lightning.silence import silent_logger
 from pytest_nancapture.loops.lightning.wrappers import last_hook
+from pytest_nancapture.step.alone import alone
 from pytest_nancapture.step.engine import Engine
 from pytest_nancapture.step.state.batch import TakenBatch
 from pytest_nancapture.step.state.window import Window
@@ -27,7 +27,9 @@ class _Arrived(Exception):  # noqa: N818, no error: it leaves the optimizer's ow
 
 @contextmanager
 def quiet(trainer: Any, module: Any, window: Window, package: str) -> Iterator[None]:
-    """Counters as they were at the instant; nothing told, logged, profiled or scaled. The Trainer is put back.
+    """Counters as they were at the instant, this rank alone; nothing told, logged, profiled or scaled.
+
+    The Trainer is put back.
 
     What is put into the module's attributes is left to whoever puts these back.
     """
@@ -42,11 +44,11 @@ def quiet(trainer: Any, module: Any, window: Window, package: str) -> Iterator[N
     trainer.profiler = import_module(f"{package}.profilers").PassThroughProfiler()
     if trainer.loggers:
         trainer.loggers = [silent_logger(package, str(trainer.default_root_dir))]
-    for submodule in module.modules():
-        if isinstance(submodule, torch.nn.SyncBatchNorm):
-            vars(submodule)["forward"] = partial(_local_batch_norm, submodule)
+    if "_model_averager" in vars(trainer.strategy):  # of several ranks' weights, after every few updates
+        trainer.strategy._model_averager = None
+    modules = dict.fromkeys([*module.modules(), *trainer.strategy.model.modules()])
     try:
-        with _unscaled(trainer.precision_plugin):
+        with _unscaled(trainer.precision_plugin), alone(modules):
             yield
     finally:
         restore()
@@ -193,6 +195,8 @@ def _trainers_own(trainer: Any) -> Callable[[], None]:
     fetcher = trainer.fit_loop._data_fetcher
     names = [name for name in ("_batch", "_batch_idx", "_dataloader_idx") if hasattr(fetcher, name)]
     others += [(fetcher, name, getattr(fetcher, name)) for name in names]
+    strategy, ours = trainer.strategy, {"_model_averager", "_pl_static_graph_delay_done"}
+    others += [(strategy, name, value) for name, value in vars(strategy).items() if name in ours]
 
     def restore() -> None:
         for owner, name, value in [*saved, *others]:
@@ -211,11 +215,6 @@ def _unscaled(precision: Any) -> Iterator[None]:
     finally:
         if scaler is not None:
             precision.scaler = scaler
-
-
-def _local_batch_norm(module: torch.nn.SyncBatchNorm, value: Tensor) -> Tensor:
-    """SyncBatchNorm without the other ranks, which may not be rerunning."""
-    return torch.nn.modules.batchnorm._BatchNorm.forward(module, value)
 
 
 def _ignore(*args: Any, **kwargs: Any) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pytest_nancapture.bundle import numerics
@@ -49,7 +50,7 @@ def play(scene: Scene) -> None:
         player.wraps.put(scene.module, name, partial(player.stand_in, stand_in))
     player.wraps.put(scene.module, "on_after_batch_transfer", player.on_after_batch_transfer)
     try:
-        with suppress(Enough):
+        with _current_device(scene.device), suppress(Enough):
             trainer.fit(scene.fitted, train_dataloaders=player.loader)
     finally:
         player.wraps.take_off()
@@ -171,6 +172,19 @@ class Player:
             return result
         self._engine.look_after(updated=self._scene.states is not None)
         raise Enough
+
+
+@contextmanager
+def _current_device(device: torch.device) -> Iterator[None]:
+    """Lightning makes the replay's device the current one; put back what was."""
+    if device.type == "cpu":
+        yield
+        return
+    before = torch.accelerator.current_device_index()
+    try:
+        yield
+    finally:
+        torch.accelerator.set_device_index(before)
 
 
 def load_states(optimizers: Any, states: Any, record: OptimizerRecord) -> None:

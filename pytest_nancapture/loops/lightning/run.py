@@ -115,6 +115,7 @@ class LightningRun:
         return TrainerRecord(
             framework=package_of(trainer),
             precision=str(trainer.precision),
+            autocasts=_kind_of_autocast(trainer, self.device.type) == self.device.type,
             accumulate_grad_batches=trainer.accumulate_grad_batches,
             automatic_optimization=self.module.automatic_optimization,
             global_step=counters["global_step"],
@@ -154,6 +155,12 @@ def package_of(trainer: Any) -> str:
     """``lightning.pytorch`` or ``pytorch_lightning``, whichever the Trainer or its base comes from."""
     base = [kind for kind in type(trainer).__mro__ if kind.__name__ == "Trainer"][-1]
     return base.__module__.partition(".trainer")[0]
+
+
+def _kind_of_autocast(trainer: Any, default: str) -> str:
+    """The kind of device that mixed precision is meant for; `default` where there is none of that."""
+    kind = getattr(trainer.precision_plugin, "device", default)
+    return kind if isinstance(kind, str) else default
 
 
 def _own_attributes(module: nn.Module) -> frozenset[str]:

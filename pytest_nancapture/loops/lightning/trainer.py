@@ -30,9 +30,9 @@ def build_trainer(
     """
     package = framework_of(module)
     plugins = importlib.import_module(f"{package}.plugins.precision")
+    is_known = _knows(package, device.type)
     arguments: dict[str, Any] = {
-        "accelerator": device.type,
-        "devices": 1 if device.type == "cpu" else [device.index or 0],
+        **_place(package, device, overrides, is_known=is_known),
         "max_epochs": record.max_epochs,
         "max_steps": record.max_steps,
         "accumulate_grad_batches": record.accumulate_grad_batches,
@@ -47,10 +47,15 @@ def build_trainer(
         "default_root_dir": folder,
         "logger": silent_logger(package, folder) if record.logger else False,
     }
-    if record.precision == "16-mixed":
+    if not record.autocasts:
+        arguments["precision"] = "32-true"
+    elif record.precision == "16-mixed":
         # At scale 1: what is not finite then is no overflow of the scaler's making.
         scaler = torch.amp.GradScaler(device.type, init_scale=1.0, growth_interval=_NEVER)
         arguments["plugins"] = [plugins.MixedPrecision("16-mixed", device.type, scaler=scaler)]
+    elif record.precision == "bf16-mixed" and not is_known:
+        # Lightning would switch on autocast for CUDA.
+        arguments["plugins"] = [plugins.MixedPrecision("bf16-mixed", device.type)]
     else:
         arguments["precision"] = record.precision
     if any(isinstance(plugin, plugins.Precision) for plugin in _listed(overrides.get("plugins"))):
@@ -59,6 +64,52 @@ def build_trainer(
         arguments.pop("plugins", None)
     callbacks = [callback, *_listed(overrides.get("callbacks"))]
     return importlib.import_module(package).Trainer(**{**arguments, **overrides, "callbacks": callbacks})
+
+
+def _knows(package: str, kind: str) -> bool:
+    """Whether this Lightning, or an extension of it that is imported, has an accelerator of the kind's name."""
+    registry = importlib.import_module(f"{package}.accelerators").AcceleratorRegistry
+    return kind in registry.available_accelerators()
+
+
+def _place(package: str, device: torch.device, overrides: dict[str, Any], *, is_known: bool) -> dict[str, Any]:
+    """The arguments that put the Trainer on `device`, whether Lightning knows such devices or not."""
+    if is_known or overrides.keys() & {"accelerator", "strategy"}:
+        return {"accelerator": device.type, "devices": 1 if device.type == "cpu" else [device.index or 0]}
+    strategies = importlib.import_module(f"{package}.strategies")
+
+    class AnyAccelerator(importlib.import_module(f"{package}.accelerators").Accelerator):  # type: ignore[misc]
+        """Of the kind that torch says this machine has."""
+
+        def setup_device(self, device: torch.device) -> None:
+            torch.accelerator.set_device_index(device.index)
+
+        def teardown(self) -> None: ...
+
+        @staticmethod
+        def parse_devices(devices: Any) -> Any:
+            return devices
+
+        @staticmethod
+        def get_parallel_devices(devices: int) -> list[torch.device]:
+            return [device] * devices
+
+        @staticmethod
+        def auto_device_count() -> int:
+            return 1
+
+        @staticmethod
+        def is_available() -> bool:
+            return True
+
+        @staticmethod
+        def name() -> str:
+            return device.type
+
+        def get_device_stats(self, device: Any) -> dict[str, Any]:
+            return {}
+
+    return {"strategy": strategies.SingleDeviceStrategy(device, accelerator=AnyAccelerator())}
 
 
 def framework_of(module: Any) -> str:

@@ -250,3 +250,26 @@ def test_a_users_callback(net: Path) -> None:
     hooks = ReplayHooks(trainer_kwargs=lambda _: {"callbacks": Watching()})
     assert replay(net, hooks=hooks).verdict == "nonfinite"
     assert seen == [1]
+
+
+def test_a_kind_of_device_that_lightning_does_not_know(tmp_path: Path) -> None:
+    """It would train on the CPU, or refuse; so the device is given with its strategy."""
+    device = torch.device("privateuseone", 1)
+    trainer = build_trainer(models.Net(), RECORD, device, pl.Callback(), str(tmp_path), {})
+    assert (trainer.strategy.root_device, trainer.world_size) == (device, 1)
+    mixed = dataclasses.replace(RECORD, precision="bf16-mixed")
+    plugin = build_trainer(models.Net(), mixed, device, pl.Callback(), str(tmp_path), {}).precision_plugin
+    assert (plugin.precision, plugin.device) == ("bf16-mixed", "privateuseone")
+
+
+def test_a_strategy_of_the_users_for_such_a_device(tmp_path: Path) -> None:
+    """Wins: they know their device."""
+    mine = pl.strategies.SingleDeviceStrategy("cpu")
+    overrides = {"strategy": mine, "accelerator": "cpu", "devices": 1}
+    device = torch.device("privateuseone", 0)
+    assert build_trainer(models.Net(), RECORD, device, pl.Callback(), str(tmp_path), overrides).strategy is mine
+
+
+def test_mixed_precision_that_did_nothing() -> None:
+    """Does nothing in the replay."""
+    assert build(precision="bf16-mixed", autocasts=False).precision == "32-true"
