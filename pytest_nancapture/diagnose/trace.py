@@ -40,6 +40,7 @@ class Record:
             where Inf became NaN; empty where it only passed bad values on.
         fresh: of a pointwise operation, the elements that are bad though its inputs are finite there; None for all.
         forward: in a backward pass, the forward operation whose gradient this is.
+        in_update: whether it was an optimizer's own, and none of the step's.
     """
 
     index: int
@@ -52,6 +53,7 @@ class Record:
     fresh: Tensor | None = None
     explanation: str = ""
     forward: Forward | None = None
+    in_update: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +136,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stack: list[str] = []
         self._count = 0
         self._paused = False
+        self.in_update = False
+        self._read: Record | GivenValue | None = None
         self.births: dict[Birth, set[str]] = {}
         """Where bad values were born, and of what kind, also those that led to nothing."""
 
@@ -205,20 +209,18 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._count += 1
         inputs = [_look(tensor) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)]
         before = [self._origin(look) if look.bad is not None else None for look in inputs]
+        if func is torch.ops.aten._local_scalar_dense.default:
+            self._read = before[0] or self._read
         node = torch._C._current_autograd_node()
         source = user_source(self._package)
         forward = self._forward(func, node, source)
         values = _values_of(args, kwargs) if func._schema.is_mutable else (args, kwargs)
         result = func(*args, **kwargs)
         outputs = [_look(tensor) for tensor in tree_leaves(result) if isinstance(tensor, Tensor)]
-        name = str(func).removeprefix("aten.")
-        if name.startswith(_UNFILLED):
-            for look in outputs:
-                self._forget(look.tensor)
+        is_unfilled = str(func).removeprefix("aten.").startswith(_UNFILLED)
+        if not is_unfilled and (func.is_view or not outputs):
             return result
-        if func.is_view or not outputs:
-            return result
-        bad = [look for look in outputs if look.bad is not None]
+        bad = [look for look in outputs if look.bad is not None and not is_unfilled]
         if not bad:
             for look in outputs:
                 self._forget(look.tensor)
@@ -262,6 +264,9 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 continue
             nan_in = nan_in or look.nan
             links.append(Link(origin, reach, look.tensor.is_contiguous() and look.tensor.shape == bad[0].tensor.shape))
+        if self.in_update and self._read is not None and any(map(_is_bad_number, tree_leaves(values))):
+            # A hyperparameter that user code has made of values read from a tensor.
+            links.append(Link(self._read))
         fresh = _fresh(bad[0], links) if is_pointwise else None
         birth = ""
         if not links or (fresh is not None and bool(fresh.any())):
@@ -279,6 +284,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             is_backward=node is not None and source is None,
             explanation=_explain(func, forward, values, bad[0].tensor) if birth else "",
             forward=forward,
+            in_update=self.in_update,
         )
 
     def _note_birth(self, record: Record, bad: list[_Look]) -> None:
@@ -368,6 +374,10 @@ def _fresh(output: _Look, links: list[Link]) -> Tensor | None:
 def _is_written(values: tuple[Any, Any]) -> bool:
     """Whether Inf is among the operation's plain arguments, as in ``masked_fill(mask, float("-inf"))``."""
     return any(isinstance(value, float) and math.isinf(value) for value in tree_leaves(values))
+
+
+def _is_bad_number(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _values_of(args: Any, kwargs: Any) -> tuple[Any, Any]:

@@ -27,7 +27,7 @@ from pytest_nancapture.bundle.tensors.names import submodules
 from pytest_nancapture.bundle.text import some
 from pytest_nancapture.bundle.values.decode import Decoder
 from pytest_nancapture.diagnose.blame import culprit_of
-from pytest_nancapture.diagnose.given import given_fault
+from pytest_nancapture.diagnose.given import given_fault, given_number
 from pytest_nancapture.diagnose.source import package_folder
 from pytest_nancapture.diagnose.trace import Trace, traced
 from pytest_nancapture.errors import BundleDamagedError, MismatchError, RebuildError
@@ -144,6 +144,8 @@ class Replay:
             if given is not None and culprit.phase == given.phase:
                 # Explained by its values, of which the trace knows nothing.
                 culprit = given
+        if culprit is not None:
+            culprit = given_number(culprit, engine.bad_numbers)
         losses = [loss.double().sum().item() for losses in engine.losses for loss in losses]
         return {
             "verdict": found.verdict,

@@ -30,6 +30,7 @@ class Run(Protocol):
         always_backward: whether a loss that the loop is given is certain to be backpropagated.
         starts_with_code: whether code of the user's runs between the instant and the forward; a replay runs it again.
         ends_with_code: whether code of the user's may write buffers between the look at a step and its end.
+        checkpoint: from which the run was resumed, weights and optimizers' states; empty where it was not.
         mends_nothing: whether no code of the user's runs between backward and update, nor drops gradients.
     """
 
@@ -44,6 +45,7 @@ class Run(Protocol):
     always_backward: bool
     starts_with_code: bool
     ends_with_code: bool
+    checkpoint: str
     mends_nothing: bool
 
     @property

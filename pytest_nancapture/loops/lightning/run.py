@@ -43,6 +43,7 @@ class LightningRun:
         self.always_backward = is_inherited(module, "backward") and "backward" not in vars(module)
         self.starts_with_code = not is_inherited(module, "on_train_batch_start")
         self.ends_with_code = not (module.automatic_optimization and is_inherited(module, "on_train_batch_end"))
+        self.checkpoint = str(trainer.ckpt_path or "")
         self.mends_nothing = _leaves(module, _STEP_HOOKS) and all(
             _leaves(callback, _MENDING_HOOKS) for callback in trainer.callbacks
         )

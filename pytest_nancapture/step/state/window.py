@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypedDict
 
@@ -12,6 +13,7 @@ from pytest_nancapture.bundle.tensors.kinds import is_expanded
 from pytest_nancapture.bundle.tensors.names import buffers, parameters, replace_buffer, submodules, unique_parameters
 from pytest_nancapture.step.state.batch import TakenBatch
 from pytest_nancapture.step.state.inventory import can_be_kept
+from pytest_nancapture.step.state.optimizers import OptimizerState, hyperparameters_of
 from pytest_nancapture.step.state.tensors import copy_of
 
 
@@ -46,10 +48,15 @@ class Window:
         weights: parameters with their names, and how often each was written to, at the instant.
         held: whether somebody still has to know whether its step was good.
         states: optimizer states from before the first update of the window, by the optimizer's position, where taken.
+        before_update: names of the weights that were taken with them.
         optimizer_steps: how many times an optimizer was about to step, or asked for another evaluation.
+        last_optimizer: the last one of these.
         stepped: whether the window is closed: the next micro-batch opens another.
         dropped: whether a fault was found and acted upon: none of the window's later updates is made.
-        reevaluates: whether an optimizer evaluates its closure several times a step.
+        hyperparameters: of each optimizer's parameter groups at the instant, where code of the user's may change them
+            in the step; empty where not taken.
+        bad_numbers: hyperparameters that were not finite when an update was made, a text each.
+        written: weights that the step itself was seen to have written, and that were not taken before.
     """
 
     number: int
@@ -62,11 +69,15 @@ class Window:
     weights: Weights = field(default_factory=lambda: Weights([], [], []))
     held: bool = False
     batches: list[TakenBatch] = field(default_factory=list)
-    states: dict[int, Any] = field(default_factory=dict)
+    states: dict[int, OptimizerState] = field(default_factory=dict)
+    before_update: dict[int, tuple[str, ...]] = field(default_factory=dict)
     optimizer_steps: int = 0
+    last_optimizer: Any = None
     stepped: bool = False
     dropped: bool = False
-    reevaluates: bool = False
+    hyperparameters: list[list[dict[str, Any]]] = field(default_factory=list)
+    bad_numbers: tuple[str, ...] = ()
+    written: frozenset[str] = frozenset()
 
     def restore_tensors(self, module: nn.Module) -> None:
         """Put buffers and taken weights back as they were; autograd is not told: no graph of this window lives on."""
@@ -82,6 +93,14 @@ class Window:
             made = [name for name, buffer in buffers(module) if name not in self.tensors and can_be_kept(buffer)]
             for name in made:
                 replace_buffer(module, name, None)
+
+    def restore_optimizers(self, optimizers: Iterable[Any]) -> None:
+        """Put back what optimizers held before the window's first update, and hyperparameters as at the instant."""
+        for state in self.states.values():
+            state.restore()
+        for optimizer, groups in zip(optimizers, self.hyperparameters, strict=False):
+            for group, before in zip(optimizer.param_groups, groups, strict=False):
+                group.update(hyperparameters_of(before))
 
     def restore_flags(self, module: nn.Module) -> None:
         """Put plain attributes, modes and ``requires_grad`` back as they were."""
