@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from pytest_nancapture.diagnose.blame import culprit_of
@@ -26,6 +27,7 @@ log = logging.getLogger("pytest_nancapture")
 
 _SLOWER = 15
 """Times that a traced rerun may take of a plain one."""
+_TRANSIENT = "the fault did not come back"
 _TRACE_SECONDS = 60
 """A run is not held up for longer than this to name the culprit; a replay will name it too."""
 
@@ -110,18 +112,21 @@ class Reruns:
             weights: those that were not finite before the step.
 
         Returns:
-            The culprit, or why there is none and how to get one.
+            The culprit, or why there is none and how to get one; that a fault did not come back is told elsewhere.
         """
         problem = self._problem(seconds)
         if self._run.any(bool(problem)):
-            return None, problem or "not on every rank was there a fault to follow; a replay names it"
+            return (
+                None,
+                "" if problem == _TRANSIENT else problem or "it cannot be followed on every rank; a replay names it",
+            )
         outcome = self.again(window, optimizer, target, _trace_of(self._run.module), goes_on=goes_on)
         culprit = outcome.culprit if outcome is not None else None
         batch = {name: tensor for taken in window.batches for name, tensor in taken.tensors.items()}
         given = given_fault(weights, batch)
         if culprit is not None and given is not None and culprit.phase == given.phase:
             return given, ""
-        return culprit, "" if culprit is not None else "nothing in the rerun led to the fault; a replay may name it"
+        return culprit, "" if culprit is not None else "nothing that the rerun did leads to it; a replay may name it"
 
     def _problem(self, seconds: float | None) -> str:
         """Why operations are not followed; empty where they are."""
@@ -130,7 +135,7 @@ class Reruns:
         if not self._confirm:
             return "confirm=0 leaves out the reruns that tell; a replay names it, and so does NaNCapture(confirm=1)"
         if seconds is None:
-            return "the fault did not come back when the step was rerun"
+            return _TRANSIENT
         if seconds * _SLOWER >= _TRACE_SECONDS:
             return (
                 f"a rerun took {seconds:.0f} s, and following its operations would hold up the run for more than "
@@ -147,7 +152,8 @@ class Reruns:
             window.restore_optimizers(run.optimizers)
 
         engine = Engine(module=run.module, restore=restore, target=target, goes_on=goes_on, trace=trace)
-        with preserved(run, updates=target > 0 or goes_on), run.quiet(window):
+        # An optimizer that calls another one does so where no gradients are recorded.
+        with torch.enable_grad(), preserved(run, updates=target > 0 or goes_on), run.quiet(window):
             self.engine = engine
             with traced(trace):
                 _play(run, window, engine, optimizer)

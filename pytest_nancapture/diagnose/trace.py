@@ -258,7 +258,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_pointwise = torch.Tag.pointwise in func.tags and len(bad) == 1
         links: list[Link] = []
         nan_in = False
-        for look, origin in zip(inputs, before, strict=True):
+        overwritten = 1 if func is torch.ops.aten.copy_.default else 0
+        for look, origin in list(zip(inputs, before, strict=True))[overwritten:]:
             reach = _reach(look, bad[0]) if is_pointwise else None
             if look.bad is None or origin is None or (reach is not None and not bool(reach.any())):
                 continue

@@ -150,13 +150,12 @@ class Keeper:
         """Before the window's first update: which weights has the step itself moved?"""
         window = self.window
         assert window is not None
-        by_value = bool(self._fingerprints)
         if self._fingerprints:
             now = self._inventory.parameters(self._fingerprints)
             before = self._fingerprints.items()
             self._moving |= {name for name, value in before if name in now and bool(fingerprint(now[name]) != value)}
             self._fingerprints = {}
-        self._moving |= self._untouched.learn(window, by_value=by_value)
+        self._moving |= self._untouched.learn(window, is_first=window.number == 1)
         if is_rare(self._windows):
             self._moving |= moved(window)
 

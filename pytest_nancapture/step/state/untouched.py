@@ -83,18 +83,23 @@ class Untouched:
         for name, kept in self._kept.items():
             window.tensors.setdefault(name, kept.copy)
 
-    def learn(self, window: Window, *, by_value: bool) -> set[str]:
-        """Before the window's first update: let go of those that updates will touch.
+    def learn(self, window: Window, *, is_first: bool) -> set[str]:
+        """Before the window's first update: let go of those that updates will touch, once compared by value.
+
+        Args:
+            is_first: whether it is the first window: then all are.
 
         Returns:
             Those that the step itself has written.
         """
         written: set[str] = set()
         for name, kept in list(self._kept.items()):
+            is_touched = kept.parameter.grad is not None or not kept.parameter.requires_grad
+            by_value = is_first or is_touched
             if not kept.is_good() or (by_value and bool(fingerprint(kept.parameter) != kept.bits)):
                 written.add(name)
                 del self._kept[name]
-            elif kept.parameter.grad is not None or not kept.parameter.requires_grad:
+            elif is_touched:
                 # As it was at the instant, so nothing has to be put back.
                 if window.tensors.get(name) is kept.copy:
                     del window.tensors[name]
