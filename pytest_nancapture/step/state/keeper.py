@@ -155,7 +155,7 @@ class Keeper:
             before = self._fingerprints.items()
             self._moving |= {name for name, value in before if name in now and bool(fingerprint(now[name]) != value)}
             self._fingerprints = {}
-        self._moving |= self._untouched.learn(window, is_first=window.number == 1)
+        self._moving |= self._untouched.learn(window, self._moving if window.number == 1 else None)
         if is_rare(self._windows):
             self._moving |= moved(window)
 
@@ -191,7 +191,7 @@ class Keeper:
         if self._has_history or self._repeats or not self._run.mends_nothing:
             window.hyperparameters = self._hyperparameters(self._run)
         if self._windows == 1:
-            self._untouched.begin(weights, window.tensors)
+            self._untouched.begin(weights, self._fingerprints, window.tensors)
         self._untouched.give(window, inventory, by_value=is_rare(self._windows))
         if is_rare(self._windows):
             self.health.look(window, self._run)

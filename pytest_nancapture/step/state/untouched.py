@@ -6,7 +6,7 @@ time that its layer is used, when no update has touched the parameter yet.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pytest_nancapture.step.check import fingerprint
-from pytest_nancapture.step.state.inventory import Inventory, can_be_kept
+from pytest_nancapture.step.state.inventory import Inventory
 from pytest_nancapture.step.state.window import Weights, Window
 
-_MOST_BYTES = 2**32
-"""Of all copies together: about a second to make them. The small ones go first, as those are which forwards write."""
+_MOST_BYTES = 2**30
+"""Of all copies together: less than a second to make them. Small ones go first: those are what forwards write."""
 _SHARE = 4
 """Of the memory that is free, no more than one part in so many."""
 
@@ -44,14 +44,18 @@ class Untouched:
         """Of the copies' own tensors, which nobody may write into."""
         return {id(kept.copy) for kept in self._kept.values()}
 
-    def begin(self, weights: Weights, taken: Iterable[str]) -> None:
-        """Copy what can be copied to the host's memory, all but those that somebody has `taken`."""
+    def begin(self, weights: Weights, bits: Mapping[str, Tensor], taken: Iterable[str]) -> None:
+        """Copy what can be copied to the host's memory, all but those that somebody has `taken`.
+
+        Args:
+            bits: fingerprints of the weights, by name.
+        """
         left = min(_MOST_BYTES, _free_memory() // _SHARE)
         known = set(taken)
         copies: dict[int, _Kept] = {}
         every = zip(weights.names, weights.parameters, weights.versions, strict=True)
         for name, parameter, version in sorted(every, key=lambda one: one[1].numel() if not is_lazy(one[1]) else 0):
-            if name in known or is_lazy(parameter) or not can_be_kept(parameter):
+            if name in known or is_lazy(parameter) or name not in bits:
                 continue
             if parameter.layout is not torch.strided or parameter.is_meta:
                 continue
@@ -60,7 +64,7 @@ class Untouched:
                 if left < 0:
                     break
                 copy = parameter.detach().to("cpu", copy=True)
-                copies[id(parameter)] = _Kept(parameter, version, copy, fingerprint(parameter))
+                copies[id(parameter)] = _Kept(parameter, version, copy, bits[name])
             self._kept[name] = copies[id(parameter)]
 
     def give(self, window: Window, inventory: Inventory, *, by_value: bool) -> None:
@@ -83,28 +87,31 @@ class Untouched:
         for name, kept in self._kept.items():
             window.tensors.setdefault(name, kept.copy)
 
-    def learn(self, window: Window, *, is_first: bool) -> set[str]:
+    def learn(self, window: Window, written: set[str] | None) -> set[str]:
         """Before the window's first update: let go of those that updates will touch, once compared by value.
 
         Args:
-            is_first: whether it is the first window: then all are.
+            written: those that the step itself has written, as far as that is known already; None where it is not.
 
         Returns:
             Those that the step itself has written.
         """
-        written: set[str] = set()
+        found: set[str] = set()
         for name, kept in list(self._kept.items()):
             is_touched = kept.parameter.grad is not None or not kept.parameter.requires_grad
-            by_value = is_first or is_touched
-            if not kept.is_good() or (by_value and bool(fingerprint(kept.parameter) != kept.bits)):
-                written.add(name)
+            if written is not None:
+                is_other = name in written
+            else:
+                is_other = is_touched and bool(fingerprint(kept.parameter) != kept.bits)
+            if is_other or not kept.is_good():
+                found.add(name)
                 del self._kept[name]
             elif is_touched:
                 # As it was at the instant, so nothing has to be put back.
                 if window.tensors.get(name) is kept.copy:
                     del window.tensors[name]
                 del self._kept[name]
-        return written
+        return found
 
 
 def _free_memory() -> int:
