@@ -101,7 +101,6 @@ class Engine:
                 self.restore()
                 now = (pair for pair in buffers(self.module) if can_be_kept(pair[1]))
                 self._tolerated = frozenset(name for name, buffer in now if not is_finite(buffer))
-                self._good_weights = self._finite_weights()
             self._note_draws()
             self.losses.append([])
             rng.restore(self.device)
@@ -136,6 +135,9 @@ class Engine:
         else:
             for losses in self.losses:
                 losses.clear()
+        if self.steps == 1:
+            with self.unseen():
+                self._good_weights = self._finite_weights()
         self._in_update(True)
         return False
 

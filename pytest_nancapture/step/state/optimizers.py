@@ -14,6 +14,7 @@ from torch import Tensor
 from pytest_nancapture.step.check import has_nan, is_finite
 from pytest_nancapture.step.state.attributes import Objects
 
+_PLAIN = (bool, int, float, str, type(None))
 _WORDS = {"lr": "learning rate (lr)", "betas": "beta (betas)"}
 
 
@@ -65,7 +66,12 @@ def parameters_of(optimizer: Any) -> list[Tensor]:
 
 def hyperparameters_of(group: dict[str, Any]) -> dict[str, Any]:
     """A copy of what a parameter group holds besides its parameters."""
-    return copy.deepcopy({name: value for name, value in group.items() if name != "params"})
+    return {name: _copy_of(value) for name, value in group.items() if name != "params"}
+
+
+def _copy_of(value: Any) -> Any:
+    values = value if type(value) is tuple else (value,)
+    return value if all(isinstance(one, _PLAIN) for one in values) else copy.deepcopy(value)
 
 
 def evaluates_once(optimizer: Any) -> bool:
