@@ -38,6 +38,7 @@ class Decision:
         reproduced: how often it came back.
         seconds: how long a rerun takes; None where none was made, or it did not come back.
         culprit: what is to blame, once that is known.
+        no_culprit: why it is not known, and how to find out.
     """
 
     blamed: tuple[int, ...]
@@ -46,6 +47,7 @@ class Decision:
     reproduced: Reproduced
     seconds: float | None = None
     culprit: Culprit | None = None
+    no_culprit: str = ""
 
 
 def decide(

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from pytest_nancapture.step.check import fingerprint
-from pytest_nancapture.step.engine import parameters_of
 from pytest_nancapture.step.run import Run
 from pytest_nancapture.step.state.inventory import is_rare
+from pytest_nancapture.step.state.optimizers import parameters_of
 from pytest_nancapture.step.state.window import Window
 
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from pytest_nancapture.bundle.paths import shown
+from pytest_nancapture.bundle.text import some
 from pytest_nancapture.errors import NonFiniteError
 from pytest_nancapture.step.run import Run
 
@@ -25,6 +26,7 @@ class Captured:
         summary: what is not finite on this rank; empty where nothing is.
         path: of this rank's bundle, if it wrote one.
         dropped: whether the update was not made, or undone; else only buffers were put back.
+        lost: weights that the step itself had written before they were copied, and which are not as they were.
     """
 
     step: int
@@ -32,6 +34,14 @@ class Captured:
     summary: str
     path: Path | None
     dropped: bool = True
+    lost: tuple[str, ...] = ()
+
+    @property
+    def promise(self) -> str:
+        """What is as it was before the step."""
+        if self.lost:
+            return f"the step had written {some(self.lost)} before a copy was made, which cannot be put back"
+        return f"{'the weights' if self.dropped else 'buffers'} are as they were before the step"
 
 
 class Reaction:
@@ -89,7 +99,7 @@ class Reaction:
             self._raised = NonFiniteError(
                 f"step {captured.step}: {captured.summary or 'not finite'}; "
                 f"{where if is_mine else f'the fault is that of rank {blamed}, and so is the bundle'}; "
-                f"{'the weights' if captured.dropped else 'buffers'} are as they were before the step",
+                f"{captured.promise}",
                 global_step=captured.step,
                 bundle=str(captured.path) if captured.path else None,
             )
@@ -100,3 +110,5 @@ class Reaction:
             skipped = "step dropped" if captured.dropped else "buffers put back"
             words = {"stop": "stopping the run", "skip": f"{skipped}, training goes on"}[self._on_capture]
             log.warning("nancapture: %s (on_capture=%r)", words, self._on_capture)
+            if captured.lost:
+                log.warning("nancapture: %s", captured.promise)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +19,10 @@ from pytest_nancapture.capture.recipe import Recipe
 from pytest_nancapture.capture.retention import Retention
 from pytest_nancapture.step.buffers import BufferWatch
 from pytest_nancapture.step.check import is_finite
+from pytest_nancapture.step.finding import Finding
 from pytest_nancapture.step.run import Run
-from pytest_nancapture.step.state.keeper import Keeper, moved
+from pytest_nancapture.step.state.keeper import Health, Keeper, moved
+from pytest_nancapture.step.state.optimizers import OptimizerState, bad_numbers
 from pytest_nancapture.step.state.window import Window
 
 if TYPE_CHECKING:
@@ -52,22 +56,17 @@ class Recorder:
             The bundle's folder; None where none was written.
         """
         finding = decision.finding
-        bad_before = self.bad_before(window)
+        bad_before = tuple(self.bad_weights(window))
         if bad_before and not finding.weights:
             finding = dataclasses.replace(finding, weights=bad_before)
         log.warning("%snancapture: step %d: %s", self._run.line_start, window.counters["global_step"], finding.summary)
         if decision.culprit is not None:
             log.warning("nancapture: culprit  %s", culprit_line(decision.culprit))
-        if bad_before and finding.weights == bad_before:
-            log.warning("nancapture: %s", self._keeper.whose_weights(window))
-        states: list[Any] | None = None
-        if window.states and (target or window.reevaluates or finding.weights):
-            # An optimizer that has not stepped in this window is still as it was.
-            live = enumerate(self._run.optimizers)
-            states = [
-                window.state_before(position, window.states.get(position) or optimizer.state_dict())
-                for position, optimizer in live
-            ]
+        if decision.no_culprit:
+            log.warning("nancapture: no culprit: %s", decision.no_culprit)
+        for words in self._blame(window, finding, bad_before):
+            log.warning("nancapture: %s", words)
+        states = self._states(window) if window.states and (target or finding.weights) else None
         capture = Capture(
             run=self._run,
             window=window,
@@ -86,14 +85,57 @@ class Recorder:
         )
         return self._retention.put(capture, proofs=self._proofs, seconds=decision.seconds)
 
-    def bad_before(self, window: Window) -> tuple[str, ...]:
-        """Weights that were not finite at the instant."""
-        return tuple(name for name, value in self.weights(window).items() if not is_finite(value))
+    def _blame(self, window: Window, finding: Finding, bad_before: tuple[str, ...]) -> Iterator[str]:
+        """Who is to blame for weights that are not finite, as far as it is known; sentences."""
+        if not finding.weights:
+            return
+        health, checkpoint = self._keeper.health, self._run.checkpoint
+        numbers = window.bad_numbers or bad_numbers(self._run.optimizers)
+        if bad_before:
+            yield f"{whose_weights(window, health, bad_before, checkpoint)}"
+        yield from (f"{number}; an update with it makes weights bad" for number in numbers)
+        if health.bad_state and not health.bad_at_first:
+            yield (
+                f"{health.bad_state} of the optimizer's state was not finite when training began: the state came from "
+                f"the checkpoint {checkpoint}"
+            )
+
+    def _states(self, window: Window) -> list[Any]:
+        """Of the optimizers, as they were before the first update of the window."""
+        optimizers = self._run.optimizers
+        now = [OptimizerState(optimizer) for optimizer in optimizers]
+        window.restore_optimizers(optimizers)
+        taken = [copy.deepcopy(optimizer.state_dict()) for optimizer in optimizers]
+        for state in now:
+            state.restore()
+        return taken
+
+    def bad_weights(self, window: Window) -> dict[str, Tensor]:
+        """Weights that were not finite at the instant; of one that the step itself has written it is not known."""
+        known = ((name, value) for name, value in self.weights(window).items() if name not in window.written)
+        return {name: value for name, value in known if not is_finite(value)}
 
     def weights(self, window: Window) -> dict[str, Tensor]:
         """Parameters as of the instant."""
         now = {name: parameter.detach() for name, parameter in unique_parameters(self._module)}
         return {name: window.tensors.get(name, value) for name, value in now.items()}
+
+
+def whose_weights(window: Window, health: Health, bad: Iterable[str], checkpoint: str) -> str:
+    """Who is to blame for weights that were not finite at the instant, a sentence."""
+    if window.number == 1 or health.bad_at_first.intersection(bad):
+        whose = f"the state came from the checkpoint {checkpoint}"
+        if not checkpoint:
+            whose = "the initialisation or the checkpoint is to blame"
+        return f"the weights were not finite when training began: {whose}"
+    last = window.counters["global_step"] - 1
+    is_known = health.good_at == last
+    which = f"the update of step {last}" if is_known else f"the update of some step up to {last}"
+    seen = "" if is_known or health.good_at is None else f", as they were seen finite when step {health.good_at} began"
+    return (
+        f"the weights were not finite before the step began: {which} is to blame{seen}; capture that with "
+        "NaNCapture(optimizer_history=True)"
+    )
 
 
 def culprit_line(culprit: Culprit) -> str:
@@ -112,4 +154,5 @@ def captured(window: Window, decision: Decision, path: Path | None, *, dropped: 
         summary=decision.finding.summary,
         path=path,
         dropped=dropped,
+        lost=tuple(sorted(window.written)),
     )

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-import copy
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
 from pytest_nancapture.diagnose.blame import culprit_of
 from pytest_nancapture.diagnose.culprit import Culprit
+from pytest_nancapture.diagnose.given import given_fault, given_number
+from pytest_nancapture.diagnose.source import package_folder
 from pytest_nancapture.diagnose.trace import Trace, traced
-from pytest_nancapture.step.engine import Engine, parameters_of
-from pytest_nancapture.step.finding import Finding
+from pytest_nancapture.step.engine import Engine
+from pytest_nancapture.step.finding import Finding, surfaces_in
 from pytest_nancapture.step.run import Run
 from pytest_nancapture.step.sent import watched
+from pytest_nancapture.step.state.optimizers import parameters_of
 from pytest_nancapture.step.state.preserve import preserved
-from pytest_nancapture.step.state.window import Window, restore_hyperparameters
+from pytest_nancapture.step.state.window import Window
+
+log = logging.getLogger("pytest_nancapture")
+
+_SLOWER = 15
+"""Times that a traced rerun may take of a plain one."""
+_TRANSIENT = "the fault did not come back"
+_TRACE_SECONDS = 60
+"""A run is not held up for longer than this to name the culprit; a replay will name it too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,53 +65,144 @@ class Outcome:
         return bool(self.finding.found_in) and not self.dropped
 
 
-def rerun(
-    run: Run,
-    window: Window,
-    optimizer: Any,
-    target: int,
-    *,
-    begun: Callable[[Engine], None],
-    trace: Trace | None = None,
-) -> Outcome:
-    """Run every micro-batch again from the instant, and put everything back.
+class Reruns:
+    """Runs windows again, and hands out what each run saw.
 
-    Args:
-        optimizer: that was about to step in training.
-        target: which optimizer step of the window that was, counted from 0.
-        begun: is given the engine, to hand it every backward pass and optimizer step while it runs.
-        trace: follows the operations, if a culprit is wanted.
+    Attributes:
+        engine: of the run that is under way; None else. Every backward pass and optimizer step is handed to it.
+    """
+
+    def __init__(self, run: Run, *, trace: bool, confirm: int) -> None:
+        """`trace` and `confirm`: what the user asked for."""
+        self._run = run
+        self._trace = trace
+        self._confirm = confirm
+        self.engine: Engine | None = None
+
+    def again(
+        self, window: Window, optimizer: Any, target: int, trace: Trace | None = None, *, goes_on: bool = False
+    ) -> Outcome | None:
+        """Run every micro-batch again from the instant, and put everything back; None where it could not be run.
+
+        Args:
+            optimizer: that was about to step in training.
+            target: which optimizer step of the window that was, counted from 0.
+            trace: follows the operations, if a culprit is wanted.
+            goes_on: make the update, and look at the weights after it.
+        """
+        try:
+            return self._run_again(window, optimizer, target, trace, goes_on=goes_on)
+        except Exception as error:  # the user's step may raise anything; the capture goes on without its confirmation
+            log.warning("nancapture: rerunning the step in place raised %s: %s", type(error).__name__, error)
+            log.debug("nancapture: where it was raised", exc_info=True)
+            return None
+        finally:
+            self.engine = None
+
+    def culprit(
+        self,
+        window: Window,
+        optimizer: Any,
+        target: int,
+        seconds: float | None,
+        weights: Mapping[str, Tensor],
+        *,
+        goes_on: bool = False,
+    ) -> tuple[Culprit | None, str]:
+        """Follow the operations of one more run; every rank does, since the user's step may speak to the others.
+
+        Args:
+            seconds: that a run takes; None where the fault did not come back.
+            weights: those that were not finite before the step.
+
+        Returns:
+            The culprit, or why there is none and how to get one; that a fault did not come back is told elsewhere.
+        """
+        problem = self._problem(seconds)
+        if self._run.any(bool(problem)):
+            return (
+                None,
+                "" if problem == _TRANSIENT else problem or "it cannot be followed on every rank; a replay names it",
+            )
+        outcome = self.again(window, optimizer, target, _trace_of(self._run.module), goes_on=goes_on)
+        culprit = outcome.culprit if outcome is not None else None
+        batch = {name: tensor for taken in window.batches for name, tensor in taken.tensors.items()}
+        given = given_fault(weights, batch)
+        if given is not None and culprit == Culprit(phase=given.phase):
+            return given, ""
+        return culprit, "" if culprit is not None else "nothing that the rerun did leads to it; a replay may name it"
+
+    def _problem(self, seconds: float | None) -> str:
+        """Why operations are not followed; empty where they are."""
+        if not self._trace:
+            return "trace=False; a replay names it, and so does NaNCapture(trace=True)"
+        if not self._confirm:
+            return "confirm=0 leaves out the reruns that tell; a replay names it, and so does NaNCapture(confirm=1)"
+        if seconds is None:
+            return _TRANSIENT
+        if seconds * _SLOWER >= _TRACE_SECONDS:
+            return (
+                f"a rerun took {seconds:.0f} s, and following its operations would hold up the run for more than "
+                f"{_TRACE_SECONDS} s; a replay names it"
+            )
+        return ""
+
+    def _run_again(self, window: Window, optimizer: Any, target: int, trace: Trace | None, *, goes_on: bool) -> Outcome:
+        start, run = time.perf_counter(), self._run
+
+        def restore() -> None:
+            window.restore(run.module)
+            window.restore_optimizers(run.optimizers)
+
+        engine = Engine(module=run.module, restore=restore, target=target, goes_on=goes_on, trace=trace)
+        # An optimizer that calls another one does so where no gradients are recorded.
+        with torch.enable_grad(), preserved(run, updates=target > 0 or goes_on), run.quiet(window):
+            self.engine = engine
+            with watched() as sent, traced(trace):
+                _play(run, window, engine, optimizer)
+                if engine.finding is None:
+                    engine.look(parameters_of(optimizer))
+                if goes_on:
+                    engine.look_after(updated=True)
+            finding = engine.finding
+            assert finding is not None
+            culprit = _culprit_of(trace, run.module, finding, engine) if trace is not None else None
+        last = len(engine.losses) - 1 if finding.found_in else None
+        return Outcome(
+            finding=finding,
+            guilty=last if engine.guilty is None else engine.guilty,
+            raw_bad=engine.raw_bad,
+            seconds=time.perf_counter() - start,
+            culprit=culprit,
+            sent=sent.first_bad,
+        )
+
+
+def _play(run: Run, window: Window, engine: Engine, optimizer: Any) -> None:
+    """Run the step; what the user's code raises once the fault was found takes nothing away from that.
 
     Raises:
-        Exception: whatever the user's step raises.
+        Exception: whatever the user's step raises before.
     """
-    start = time.perf_counter()
+    try:
+        run.play(window, engine, optimizer)
+    except Exception as error:
+        if engine.finding is None or not engine.finding.found_in:
+            raise
+        log.debug("nancapture: after the fault was found, the step raised %s: %s", type(error).__name__, error)
 
-    def restore() -> None:
-        window.restore(run.module)
-        for position, state in window.states.items():
-            # A copy: what is loaded becomes the optimizer's own, to write into.
-            run.optimizers[position].load_state_dict(copy.deepcopy(state))
-        restore_hyperparameters(run.optimizers, window.hyperparameters)
 
-    engine = Engine(module=run.module, restore=restore, target=target, trace=trace)
-    with preserved(run, updates=target > 0), run.quiet(window):
-        begun(engine)
-        with watched() as sent, traced(trace):
-            run.play(window, engine, optimizer)
-            if engine.finding is None:
-                engine.look(parameters_of(optimizer))
-        finding = engine.finding
-        assert finding is not None
+def _culprit_of(trace: Trace, module: nn.Module, finding: Finding, engine: Engine) -> Culprit | None:
+    try:
+        culprit = culprit_of(trace, module, finding, engine.losses)
+    except Exception:  # the fault is confirmed whether or not its way can be followed
+        log.debug("nancapture: following the operations failed", exc_info=True)
         culprit = None
-        if trace is not None:
-            culprit = culprit_of(trace, run.module, finding, engine.losses)
-    last = len(engine.losses) - 1 if finding.found_in else None
-    return Outcome(
-        finding=finding,
-        guilty=last if engine.guilty is None else engine.guilty,
-        raw_bad=engine.raw_bad,
-        seconds=time.perf_counter() - start,
-        culprit=culprit,
-        sent=sent.first_bad,
-    )
+    phase = surfaces_in(finding)
+    if culprit is None and not (engine.bad_numbers and phase == "optimizer"):
+        return None
+    return given_number(culprit or Culprit(phase=phase), engine.bad_numbers)
+
+
+def _trace_of(module: nn.Module) -> Trace:
+    return Trace(module, {}, package_folder(module))

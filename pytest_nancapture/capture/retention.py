@@ -52,7 +52,8 @@ class Retention:
 
     def _put(self, capture: Capture, proofs: int, seconds: float | None) -> Path | None:
         fault = capture.fault()
-        before = self._written.get(_signature(fault))
+        signature = _signature(fault)
+        before = self._written.get(signature)
         if before is not None and (before / MANIFEST_NAME).exists():
             seen = _count(before)
             log.warning("nancapture: the same fault as in %s, seen %d times", shown(before), seen)
@@ -62,7 +63,7 @@ class Retention:
             return None
         path = capture.write(self._dirpath, fault)
         self._share_weights(path)
-        self._written[_signature(fault)] = path
+        self._written[signature] = path
         self._announce(path, self._proof(path, capture, proofs, seconds), capture.came_back)
         while len(self._written) > self._limit:
             oldest = self._written.pop(next(iter(self._written)))
@@ -106,7 +107,9 @@ class Retention:
 
 
 def _signature(fault: Fault) -> Any:
-    """What two faults have in common when they are taken for the same."""
+    """What two faults have in common when they are taken for the same; where they come from has to be known."""
+    if fault.culprit is None:
+        return object()
     culprit = tuple((fault.culprit or {}).get(name) for name in ("op", "file", "line"))
     return (fault.kind, fault.found_in, fault.gradients.nonfinite, fault.buffers, fault.weights, culprit)
 

@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,28 +25,20 @@ from pytest_nancapture.capture.deferral import Deferral, Look
 from pytest_nancapture.capture.react import OnCapture, Reaction
 from pytest_nancapture.capture.recipe import Recipe
 from pytest_nancapture.capture.record import Recorder, captured
-from pytest_nancapture.capture.rerun import Outcome, rerun
+from pytest_nancapture.capture.rerun import Reruns
 from pytest_nancapture.capture.retention import Retention
-from pytest_nancapture.diagnose.culprit import Culprit
-from pytest_nancapture.diagnose.given import given_fault
-from pytest_nancapture.diagnose.source import package_folder
-from pytest_nancapture.diagnose.trace import Trace
 from pytest_nancapture.step.buffers import BufferWatch
 from pytest_nancapture.step.check import alarms, all_finite, has_nan, is_finite
-from pytest_nancapture.step.engine import Engine, parameters_of
+from pytest_nancapture.step.engine import Engine
 from pytest_nancapture.step.finding import look, note_backward
 from pytest_nancapture.step.run import Run
 from pytest_nancapture.step.state.inventory import Inventory
-from pytest_nancapture.step.state.keeper import Keeper
+from pytest_nancapture.step.state.keeper import Keeper, moved
+from pytest_nancapture.step.state.optimizers import bad_numbers, hyperparameters_of, parameters_of
 from pytest_nancapture.step.state.tensors import CopyOnWrite
-from pytest_nancapture.step.state.window import Window, hyperparameters_of, restore_hyperparameters
+from pytest_nancapture.step.state.window import Window
 
 log = logging.getLogger("pytest_nancapture")
-
-_SLOWER = 15
-"""Times that a traced rerun may take of a plain one."""
-_TRACE_SECONDS = 60
-"""A run is not held up for longer than this to name the culprit; a replay will name it too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +69,10 @@ class Watch:
         self._module = run.module
         self._settings = settings
         inventory = Inventory(run.module)
-        self._keeper = Keeper(run, inventory)
-        self._engine: Engine | None = None
+        self._keeper = Keeper(run, inventory, has_history=settings.optimizer_history)
+        self._reruns = Reruns(run, trace=settings.trace, confirm=settings.confirm)
         self._buffers = BufferWatch(inventory)
+        self._told_of_scale = False
         self._reaction = Reaction(run, settings.on_capture)
         retention = Retention(settings.dirpath, settings.max_bundles, run)
         self._record = Recorder(run, recipe, self._keeper, self._buffers, retention, proofs=settings.confirm)
@@ -204,6 +197,18 @@ class Watch:
             return self._engine.finding is not None
         return self._keeper.window is not None and self._keeper.window.dropped
 
+    def begin_update(self) -> None:
+        """An optimizer step begins; it may evaluate its closure once or several times."""
+        if self._engine is not None:
+            self._engine.begin_update()
+        else:
+            self._keeper.begin_update()
+
+    def evaluate(self) -> None:
+        """An optimizer evaluates its closure."""
+        if self._engine is not None:
+            self._engine.evaluate()
+
     def before_update(self, optimizer: Any) -> None:
         """An optimizer has its gradients, and no code of the user's comes before its update.
 
@@ -218,28 +223,17 @@ class Watch:
         elif window is not None and window.batches:
             self._check(window, optimizer)
 
-    def before_raw_update(self, optimizer: Any, has_closure: bool) -> None:
-        """Torch's own ``step`` runs past the loop and cannot be held up; without gradients it does nothing."""
-        engine, window = self._engine, self._keeper.window
-        if engine is not None:
-            is_over = engine.finding is not None or engine.arrive(optimizer)
-        elif window is None or not window.batches:
-            return
-        elif has_closure:  # no gradients to look at yet
-            window.stepped = True
-            return
-        else:
-            if not window.dropped:
-                with suppress(DropStep):
-                    self._check(window, optimizer)
-            is_over = window.dropped
-        for parameter in parameters_of(optimizer) if is_over else ():
-            parameter.grad = None
-
     def after_update(self, optimizer: Any) -> None:
         """The optimizer step is over, whether it made an update or not."""
-        if self._keeper.window is not None and self._engine is None:
+        if self._engine is not None:
+            self._engine.end_update()
+        elif self._keeper.window is not None:
             self._deferral.after_update(self._keeper.window, optimizer)
+
+    def end_update(self, optimizer: Any) -> None:
+        """The same, where nothing was found in it."""
+        if self._engine is None:
+            self._keeper.end_update(optimizer)
 
     def leave(self) -> None:
         """The end of a micro-batch; all that the user's code does in it is done.
@@ -264,6 +258,7 @@ class Watch:
         target = window.optimizer_steps
         window.optimizer_steps += 1
         window.stepped = True
+        window.last_optimizer = optimizer
         if target == 0:
             self._keeper.learn()
         suspects = self._buffers.suspects()
@@ -283,6 +278,7 @@ class Watch:
         self._keeper.take_before_update(optimizer)
         if self._settings.optimizer_history:
             self._keeper.take_all()
+            window.bad_numbers = bad_numbers(self._run.optimizers)
 
     def _decide(
         self, window: Window, optimizer: Any, target: int, suspects: Mapping[str, Tensor], *, is_late: bool = False
@@ -292,6 +288,8 @@ class Watch:
         Args:
             is_late: the update is over, which the device has left out.
         """
+        if not is_late:  # else the device has left the weights as they were
+            window.written = frozenset(moved(window))
         losses = [batch.losses for batch in window.batches]
         bad_buffers = self._buffers.poisoned(suspects, window.tensors)
         # The user's step may itself speak to other ranks, so all of them run it again or none does.
@@ -302,31 +300,25 @@ class Watch:
             scaled=self._run.scaler is not None,
             batches=len(window.batches),
             confirm=self._settings.confirm,
-            rerun=lambda: self._rerun(window, optimizer, target) if is_kept else None,
+            rerun=lambda: self._reruns.again(window, optimizer, target) if is_kept else None,
             is_late=is_late,
         )
-        if decision is not None:
-            culprit = self._culprit(window, optimizer, target, decision) if is_kept else None
-            if not is_late:  # else a schedule has gone on
-                restore_hyperparameters(self._run.optimizers, window.hyperparameters)
-            self._capture(window, target, dataclasses.replace(decision, culprit=culprit))
+        if decision is None:
+            self._warn_of_scale()
+        else:
+            culprit, why = None, ""
+            if is_kept:
+                bad = self._record.bad_weights(window)
+                culprit, why = self._reruns.culprit(window, optimizer, target, decision.seconds, bad)
+            self._capture(window, target, dataclasses.replace(decision, culprit=culprit, no_culprit=why), late=is_late)
             raise DropStep
 
-    def _culprit(self, window: Window, optimizer: Any, target: int, decision: Decision) -> Culprit | None:
-        """Follow the operations of one more rerun; every rank does, since the user's step may speak to the others."""
-        is_wanted = self._settings.trace and self._settings.confirm > 0
-        worth_it = is_wanted and decision.seconds is not None and decision.seconds * _SLOWER < _TRACE_SECONDS
-        if self._run.any(not worth_it):
-            return None
-        batch = {name: tensor for taken in window.batches for name, tensor in taken.tensors.items()}
-        outcome = self._rerun(window, optimizer, target, Trace(self._module, {}, package_folder(self._module)))
-        culprit = outcome.culprit if outcome is not None else None
-        bad = self._record.bad_before(window)
-        weights = {name: value for name, value in self._record.weights(window).items() if name in bad}
-        given = given_fault(weights, batch)
-        if given is not None and culprit == Culprit(phase=given.phase):
-            return given
-        return culprit
+    def _warn_of_scale(self) -> None:
+        """An overflow is routine, but not one of a scale that never gets finite again."""
+        (words,) = bad_numbers([], self._run.scaler) or ("",)
+        if words and not self._told_of_scale:
+            self._told_of_scale = True
+            log.warning("%snancapture: %s: every update from here on is left out", self._run.line_start, words)
 
     def _check_after(self, window: Window) -> None:
         """Look at what was written since the last look: buffers by hooks, and weights by an update with a history."""
@@ -347,13 +339,15 @@ class Watch:
         window.stepped = True
         # The update is the same on every rank; a buffer is this rank's own, and the others hear of it at the next step.
         is_mine = not weights or self._run.rank == 0
+        target = max(window.optimizer_steps - 1, 0)
         decision = Decision(
             blamed=(self._run.rank if is_mine else 0,),
             finding=finding,
             guilty=len(window.batches) - 1,
             reproduced=Reproduced(),
         )
-        target = max(window.optimizer_steps - 1, 0)
+        if weights and window.last_optimizer is not None:
+            decision = self._again_after(window, target, decision)
         if weights or self._run.world_size == 1:
             self._capture(window, target, decision, dropped=bool(weights or window.states))
         else:
@@ -361,30 +355,40 @@ class Watch:
             path = self._record.write(window, target, decision)
             self._reaction.owe(captured(window, decision, path, dropped=False))
 
-    def _rerun(self, window: Window, optimizer: Any, target: int, trace: Trace | None = None) -> Outcome | None:
-        def begun(engine: Engine) -> None:
-            self._engine = engine
+    def _again_after(self, window: Window, target: int, decision: Decision) -> Decision:
+        """Make a bad update again, and find out what made it so."""
+        optimizer = window.last_optimizer
+        if self._run.any(any(batch.problem is not None for batch in window.batches)):
+            return decision
+        outcomes = [self._reruns.again(window, optimizer, target, goes_on=True) for _ in range(self._settings.confirm)]
+        done = [outcome for outcome in outcomes if outcome is not None]
+        seen = [outcome for outcome in done if outcome.finding.weights]
+        seconds = max(outcome.seconds for outcome in done) if seen else None
+        culprit, why = self._reruns.culprit(window, optimizer, target, seconds, {}, goes_on=True)
+        reproduced = Reproduced(runs=len(seen), of=len(done))
+        return dataclasses.replace(decision, reproduced=reproduced, culprit=culprit, no_culprit=why)
 
-        try:
-            return rerun(self._run, window, optimizer, target, begun=begun, trace=trace)
-        except Exception as error:  # the user's step may raise anything; the capture goes on without its confirmation
-            log.warning("nancapture: rerunning the step in place raised %s: %s", type(error).__name__, error)
-            log.debug("nancapture: where it was raised", exc_info=True)
-            return None
-        finally:
-            self._engine = None
+    @property
+    def _engine(self) -> Engine | None:
+        return self._reruns.engine
 
     # Acting.
 
-    def _capture(self, window: Window, target: int, decision: Decision, *, dropped: bool = True) -> None:
-        """Write the bundle if this rank is to blame, clean up, and end the run if that is wanted; on all ranks."""
+    def _capture(
+        self, window: Window, target: int, decision: Decision, *, dropped: bool = True, late: bool = False
+    ) -> None:
+        """Clean up, write the bundle if this rank is to blame, and end the run if that is wanted; on all ranks.
+
+        Args:
+            late: the update is over, which the device has left out.
+        """
         is_mine = self._run.rank in decision.blamed
         window.dropped = True
         self._clean(window)
         path = self._record.write(window, target, decision) if is_mine else None
         self._run.any(False)  # so that no rank ends the run while another still writes
-        for position, state in window.states.items():
-            self._run.optimizers[position].load_state_dict(state)
+        if not late:  # else a schedule has gone on
+            window.restore_optimizers(self._run.optimizers)
         self._reaction.act(captured(window, decision, path, dropped=dropped))
 
     def _clean(self, window: Window) -> None:

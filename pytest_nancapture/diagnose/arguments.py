@@ -8,8 +8,6 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from pytest_nancapture.diagnose.source import Source
-
 _SMALL = 10**6
 """Values of a tensor that an in-place operation overwrites are kept up to this number, to explain it."""
 
@@ -22,11 +20,6 @@ def is_written(values: tuple[Any, Any]) -> bool:
 def has_bad_number(values: tuple[Any, Any]) -> bool:
     """Whether NaN or Inf is among the operation's plain arguments."""
     return any(isinstance(value, float) and not math.isfinite(value) for value in tree_leaves(values))
-
-
-def is_update(source: Source | None) -> bool:
-    """Whether the operation is an optimizer's own: its numbers, such as the learning rate, came from elsewhere."""
-    return source is None or source.library.startswith("torch/optim/")
 
 
 def values_of(args: Any, kwargs: Any) -> tuple[Any, Any]:

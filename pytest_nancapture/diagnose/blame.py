@@ -174,7 +174,7 @@ def _culprit(hit: _Hit, phase: Phase, root: Path | None, *, named: bool = True) 
     assert isinstance(record, Record)
     op, source, path = _place(record)
     return Culprit(
-        phase="input" if record.is_early else phase,
+        phase="input" if record.is_early else "optimizer" if record.in_update else phase,
         op=op if named else "",
         file=relative_file(source, root),
         line=source.line if source else 0,

@@ -1,8 +1,9 @@
-"""What was bad before the step began: values of the batch, or weights."""
+"""What was bad before: values of the batch or weights, before the step; an optimizer's numbers, before its update."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -30,6 +31,20 @@ def given_fault(weights: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> C
             more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
             return _culprit("weights" if phase == "weights" else "input", name, tensor, more)
     return None
+
+
+def given_number(culprit: Culprit, numbers: Sequence[str]) -> Culprit:
+    """The culprit of an update, where the optimizer made it with numbers that are not finite: they are what is wrong.
+
+    Args:
+        numbers: sentences of :func:`pytest_nancapture.step.state.optimizers.bad_numbers`.
+    """
+    if not numbers or culprit.phase != "optimizer":
+        return culprit
+    said = "; ".join(numbers)
+    if not culprit.line:
+        return Culprit(phase="optimizer", explanation=said)
+    return dataclasses.replace(culprit, explanation="; ".join(filter(None, (said, culprit.explanation))))
 
 
 def _culprit(phase: Literal["weights", "input"], name: str, tensor: Tensor, more: str) -> Culprit:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from pytest_nancapture.bundle.tensors.kinds import stored_values
 from pytest_nancapture.bundle.tensors.names import buffers, parameters, submodules
-from pytest_nancapture.diagnose.arguments import has_bad_number, is_update, is_written, values_of
+from pytest_nancapture.diagnose.arguments import has_bad_number, is_written, values_of
 from pytest_nancapture.diagnose.explain import explain, explain_gradient
 from pytest_nancapture.diagnose.source import Source, user_source
 
@@ -41,6 +41,7 @@ class Record:
         fresh: of a pointwise operation, the elements that are bad though its inputs are finite there; None for all.
         forward: in a backward pass, the forward operation whose gradient this is.
         is_early: it made the batch that the step was given.
+        in_update: whether it was an optimizer's own, and none of the step's.
     """
 
     index: int
@@ -54,6 +55,7 @@ class Record:
     explanation: str = ""
     forward: Forward | None = None
     is_early: bool = False
+    in_update: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +135,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stack: list[str] = []
         self._count = 0
         self._paused = False
-        self._read: Link | None = None
+        self.in_update = False
+        self._read: Record | GivenValue | None = None
         self.births: dict[Birth, set[str]] = {}
         """Where bad values were born, and of what kind, also those that led to nothing."""
 
@@ -207,21 +210,18 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._count += 1
         inputs = [_look(tensor) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)]
         before = [self._origin(look) if look.bad is not None else None for look in inputs]
+        if func is torch.ops.aten._local_scalar_dense.default:
+            self._read = before[0] or self._read
         node = torch._C._current_autograd_node()
         source = user_source(self._package)
         forward = self._forward(func, node, source)
         values = values_of(args, kwargs) if func._schema.is_mutable else (args, kwargs)
         result = func(*args, **kwargs)
         outputs = [_look(tensor) for tensor in tree_leaves(result) if isinstance(tensor, Tensor)]
-        name = str(func).removeprefix("aten.")
-        if name.startswith(_UNFILLED):
-            for look in outputs:
-                self._forget(look.tensor)
+        is_unfilled = str(func).removeprefix("aten.").startswith(_UNFILLED)
+        if not is_unfilled and (func.is_view or not outputs):
             return result
-        if func.is_view or not outputs:
-            self._note_read(name, before)
-            return result
-        bad = [look for look in outputs if look.bad is not None]
+        bad = [look for look in outputs if look.bad is not None and not is_unfilled]
         if not bad:
             for look in outputs:
                 self._forget(look.tensor)
@@ -259,14 +259,16 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_pointwise = torch.Tag.pointwise in func.tags and len(bad) == 1
         links: list[Link] = []
         nan_in = False
-        for look, origin in zip(inputs, before, strict=True):
+        overwritten = 1 if func is torch.ops.aten.copy_.default else 0
+        for look, origin in list(zip(inputs, before, strict=True))[overwritten:]:
             reach = _reach(look, bad[0]) if is_pointwise else None
             if look.bad is None or origin is None or (reach is not None and not bool(reach.any())):
                 continue
             nan_in = nan_in or look.nan
             links.append(Link(origin, reach, look.tensor.is_contiguous() and look.tensor.shape == bad[0].tensor.shape))
-        if not links and node is None and self._read is not None and is_update(source) and has_bad_number(values):
-            links.append(self._read)
+        if self.in_update and self._read is not None and has_bad_number(values):
+            # A hyperparameter that user code has made of values read from a tensor.
+            links.append(Link(self._read))
         fresh = _fresh(bad[0], links) if is_pointwise else None
         birth = ""
         if not links or (fresh is not None and bool(fresh.any())):
@@ -285,6 +287,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             explanation=_explain(func, forward, values, bad[0].tensor) if birth else "",
             forward=forward,
             is_early=self.is_early,
+            in_update=self.in_update,
         )
 
     def _note_birth(self, record: Record, bad: list[_Look]) -> None:
@@ -297,11 +300,6 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 is_first=record.birth == "computed",
             )
             self.births.setdefault(birth, set()).add("nan" if any(look.nan for look in bad) else "inf")
-
-    def _note_read(self, name: str, before: list[Record | GivenValue | None]) -> None:
-        """A bad value became a plain number, as by ``item()``: a hook may make a learning rate of it."""
-        if name.startswith("_local_scalar_dense") and before[0] is not None:
-            self._read = Link(before[0])
 
     def _origin(self, look: _Look) -> Record | GivenValue:
         return self.writer(look.tensor) or GivenValue("constant")

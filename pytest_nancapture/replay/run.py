@@ -22,7 +22,7 @@ from pytest_nancapture.bundle.tensors.names import submodules
 from pytest_nancapture.bundle.text import some
 from pytest_nancapture.diagnose.blame import culprit_of
 from pytest_nancapture.diagnose.culprit import Culprit
-from pytest_nancapture.diagnose.given import given_fault
+from pytest_nancapture.diagnose.given import given_fault, given_number
 from pytest_nancapture.diagnose.source import package_folder
 from pytest_nancapture.diagnose.trace import Trace, traced
 from pytest_nancapture.errors import MismatchError, RebuildError
@@ -122,6 +122,8 @@ class Replay:
             if given is not None and culprit == Culprit(phase=given.phase):
                 # Explained by its values, of which the trace knows nothing.
                 culprit = given
+        if culprit is not None:
+            culprit = given_number(culprit, engine.bad_numbers)
         losses = [loss.double().sum().item() for losses in engine.losses for loss in losses]
         return {
             "verdict": found.verdict,

@@ -1,8 +1,9 @@
 """Takes a window from its instant, micro-batch by micro-batch: looks, follows, and says where to stop.
 
 Whoever plays the step (a rerun in place, a replay from a bundle) calls, for each micro-batch, :meth:`Engine.open` at
-its instant, :meth:`Engine.backward` as its backward passes begin, :meth:`Engine.arrive` when an optimizer is about to
-step, and :meth:`Engine.close` at its end.
+its instant, :meth:`Engine.backward` as its backward passes begin, :meth:`Engine.arrive` when an optimizer has its
+gradients, and :meth:`Engine.close` at its end; :meth:`Engine.begin_update`, :meth:`Engine.evaluate` and
+:meth:`Engine.end_update` around optimizer steps that evaluate a closure.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from pytest_nancapture.bundle.rng import RandomStates
 from pytest_nancapture.bundle.tensors.names import buffers, unique_parameters
 from pytest_nancapture.step.check import all_finite, is_finite
 from pytest_nancapture.step.finding import Finding, look, note_backward
 from pytest_nancapture.step.state.inventory import can_be_kept
+from pytest_nancapture.step.state.optimizers import bad_numbers, parameters_of
 
 
 class Enough(BaseException):
@@ -32,9 +35,11 @@ class Tracer(Protocol):
 
     Attributes:
         is_early: what runs now makes the batch that the step is given.
+        in_update: what runs now is an optimizer's own code, and none of the step's.
     """
 
     is_early: bool
+    in_update: bool
 
     def expect(self, batch: Mapping[str, Tensor]) -> None:
         """These tensors are given to the step, by name."""
@@ -64,6 +69,7 @@ class Engine:
         guilty: the first micro-batch after which something was not finite, where :meth:`close` was called.
         raw_bad: gradients were not finite right after backward, before any hook.
         draws: whether the step took random numbers from torch.
+        bad_numbers: hyperparameters that were not finite when the last optimizer was about to step, a text each.
     """
 
     module: nn.Module
@@ -78,9 +84,13 @@ class Engine:
     guilty: int | None = None
     raw_bad: bool = False
     draws: bool = False
+    bad_numbers: tuple[str, ...] = ()
     _has_begun: bool = False
     _is_early: bool = False
     _tolerated: frozenset[str] = frozenset()
+    _good_weights: frozenset[str] = frozenset()
+    _evaluations: int = 0
+    _before_evaluation: int = 0
     _drawn_from: Mapping[str, Tensor] = field(default_factory=dict)
 
     def open_early(self, rng: RandomStates, batch: Mapping[str, Tensor]) -> None:
@@ -160,11 +170,34 @@ class Engine:
         """An optimizer is about to step; True where enough was seen, and its update must not be made."""
         is_due = self.is_due
         self.steps += 1
-        if not is_due and not self.judges_all:
+        if is_due or self.judges_all:
+            self.bad_numbers = bad_numbers([optimizer])
+            if self.look(parameters_of(optimizer)) or (is_due and not self.goes_on):
+                return True
+        else:
             for losses in self.losses:
                 losses.clear()
-            return False
-        return self.look(parameters_of(optimizer)) or (is_due and not self.goes_on)
+        if self.steps == 1:
+            with self.unseen():
+                self._good_weights = self._finite_weights()
+        self._in_update(True)
+        return False
+
+    def begin_update(self) -> None:
+        """An optimizer step begins; it may evaluate its closure once or several times."""
+        self._evaluations = 0
+
+    def evaluate(self) -> None:
+        """An optimizer evaluates its closure: what an evaluation before gave is no part of the loss any more."""
+        self._in_update(False)
+        if not self._evaluations:
+            self._before_evaluation = len(self.losses[-1])
+        del self.losses[-1][self._before_evaluation :]
+        self._evaluations += 1
+
+    def end_update(self) -> None:
+        """The optimizer step is over."""
+        self._in_update(False)
 
     def close(self) -> None:
         """The micro-batch is over: was it the one that went wrong?"""
@@ -178,7 +211,10 @@ class Engine:
     def look(self, optimized: Iterable[Tensor]) -> bool:
         """Look at losses, buffers, and the gradients of these parameters; whether something is not finite."""
         with self.unseen():
-            self.finding = look(self.module, self.losses, optimized, self._buffers())
+            finding = look(self.module, self.losses, optimized, self._buffers())
+            if finding.found_in and self.steps > 1 and not self._good_weights <= self._finite_weights():
+                finding = dataclasses.replace(finding, by_update=True)
+            self.finding = finding
             self._note_draws()
         return bool(self.finding.found_in)
 
@@ -203,15 +239,21 @@ class Engine:
         """Those that were finite at the instant."""
         return {name: buffer for name, buffer in buffers(self.module) if name not in self._tolerated}
 
+    def _finite_weights(self) -> frozenset[str]:
+        return frozenset(name for name, weight in unique_parameters(self.module) if _is_good(weight))
+
+    def _in_update(self, is_in: bool) -> None:
+        if self.trace is not None:
+            self.trace.in_update = is_in
+
     def _note_draws(self) -> None:
         if not self.draws and self._drawn_from:
             now = RandomStates.take().generators
             self.draws = any(not torch.equal(state, now[name]) for name, state in self._drawn_from.items())
 
 
-def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """All parameters that an optimizer updates."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+def _is_good(weight: Tensor) -> bool:
+    return is_lazy(weight) or not can_be_kept(weight) or is_finite(weight)
 
 
 def gradients_of(module: nn.Module) -> list[Tensor]:

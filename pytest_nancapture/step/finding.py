@@ -23,6 +23,8 @@ class Finding:
         gradients: those of the optimizer that was about to step.
         buffers: names of the non-finite ones.
         weights: names of the non-finite ones.
+        by_update: the loss was computed with weights that an earlier update or evaluation of the same step, in the
+            optimizer's own code, had made bad.
         kind: ``nan`` where any value is, else ``inf``; of the loss if that is bad, else of the rest.
     """
 
@@ -31,6 +33,7 @@ class Finding:
     gradients: Gradients = field(default_factory=Gradients)
     buffers: tuple[str, ...] = ()
     weights: tuple[str, ...] = ()
+    by_update: bool = False
     kind: Literal["nan", "inf"] = "nan"
 
     @property
@@ -116,6 +119,8 @@ def _text(losses: list[Tensor]) -> str:
 
 def surfaces_in(finding: Finding) -> Literal["forward", "backward", "optimizer"]:
     """The phase of the step, as far as the symptoms tell."""
+    if finding.by_update:
+        return "optimizer"
     if finding.bad_losses:
         return "forward"
     if finding.gradients.nonfinite:

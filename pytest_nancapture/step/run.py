@@ -33,6 +33,7 @@ class Run(Protocol):
             makes it and the instant.
         starts_with_code: whether code of the user's runs between the instant and the forward; a replay runs it again.
         ends_with_code: whether code of the user's may write buffers between the look at a step and its end.
+        checkpoint: from which the run was resumed, weights and optimizers' states; empty where it was not.
         mends_nothing: whether no code of the user's runs between backward and update, nor drops gradients.
     """
 
@@ -48,6 +49,7 @@ class Run(Protocol):
     changes_batches: bool
     starts_with_code: bool
     ends_with_code: bool
+    checkpoint: str
     mends_nothing: bool
 
     @property

@@ -51,7 +51,7 @@ def test_the_trace_costs_one_rerun(tmp_path, monkeypatch, options, reruns):
 
 def test_a_step_that_takes_long_is_not_traced(tmp_path, monkeypatch):
     """The run is not held up; a replay will name the culprit."""
-    monkeypatch.setattr("pytest_nancapture.capture.watch._TRACE_SECONDS", 0)
+    monkeypatch.setattr("pytest_nancapture.capture.rerun._TRACE_SECONDS", 0)
     assert capture_one(Net(), batches(), tmp_path).fault.culprit is None
 
 

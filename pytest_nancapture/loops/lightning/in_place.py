@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -14,15 +14,11 @@ from torch import Tensor
 
 from pytest_nancapture.loops.lightning.iterators import Fetched, Played
 from pytest_nancapture.loops.lightning.silence import silent_logger
-from pytest_nancapture.loops.lightning.wrappers import last_hook
+from pytest_nancapture.loops.lightning.wrappers import is_inherited, last_hook
 from pytest_nancapture.step.alone import alone
 from pytest_nancapture.step.engine import Engine
 from pytest_nancapture.step.state.batch import TakenBatch
 from pytest_nancapture.step.state.window import Window
-
-
-class _Arrived(Exception):  # noqa: N818, no error: it leaves the optimizer's own loop
-    """The evaluation to judge was reached."""
 
 
 @contextmanager
@@ -84,30 +80,36 @@ class InPlace:
         """From the first micro-batch to the look that comes before the guilty update."""
         engine, module = self._engine, self._module
         vars(module)["on_after_backward"] = partial(self._on_after_backward, module.on_after_backward)
-        if self._window.reevaluates and engine.target:
-            self._reevaluate()
+        *others, last = self._window.batches
+        for batch in others:
+            self._evaluate(batch, self._enter(batch))
+            engine.close()
+        entered = self._enter(last)
+        if module.automatic_optimization and (
+            engine.target or engine.goes_on or not is_inherited(module, "optimizer_step")
+        ):
+            self._step(last, entered)
         else:
-            for batch in self._window.batches:
-                self._micro_batch(batch)
+            self._evaluate(last, entered)
+        engine.close()
         if engine.finding is None and module.automatic_optimization:
             self._run_last_hooks()
 
-    def _reevaluate(self) -> None:
-        """Let the optimizer evaluate its closure until the evaluation to judge."""
+    def _step(self, taken: TakenBatch, batch: Any) -> None:
+        """Have the user's code and the optimizer make the step, since they move weights between evaluations."""
+        trainer, module = self._trainer, self._module
+        optimizer = next(o for o in trainer.strategy._lightning_optimizers if o.optimizer is self._optimizer)
+        zeroes = taken.batch_idx % trainer.accumulate_grad_batches == 0
+        evaluations = 0
 
-        def closure() -> Tensor:
-            self._optimizer.zero_grad()
-            self._engine.losses.clear()
-            self._micro_batch(self._window.batches[-1])
-            if self._module.automatic_optimization and self._engine.is_due:
-                self._run_last_hooks()
-            if self._engine.arrive(self._optimizer):
-                raise _Arrived
-            assert self._last_loss is not None
+        def closure() -> Tensor | None:
+            nonlocal evaluations
+            evaluations += 1
+            self._last_loss = None
+            self._evaluate(taken, batch, zeroes=zeroes and evaluations > 1)
             return self._last_loss
 
-        with suppress(_Arrived):
-            self._optimizer.step(closure)
+        module.optimizer_step(trainer.current_epoch, taken.batch_idx, optimizer, closure)
 
     def _run_last_hooks(self) -> None:
         """The module's own before the update; one of them has our wrapper around it."""
@@ -124,8 +126,9 @@ class InPlace:
             gradient_clip_algorithm=trainer.gradient_clip_algorithm,
         )
 
-    def _micro_batch(self, taken: TakenBatch) -> None:
-        trainer, module, engine, window = self._trainer, self._module, self._engine, self._window
+    def _enter(self, taken: TakenBatch) -> Any:
+        """Come to the instant of a micro-batch; the batch as it was then."""
+        trainer, engine, window = self._trainer, self._engine, self._window
         loop, position = trainer.fit_loop.epoch_loop, len(engine.losses)
         progress = loop.batch_progress
         progress.current.ready, progress.total.ready = taken.number, window.counters["total_batch_idx"] + position
@@ -138,6 +141,16 @@ class InPlace:
         progress.total.ready += 1
         engine.open(taken.rng, tensors)
         self._original("on_train_batch_start")(batch, taken.batch_idx)
+        return batch
+
+    def _evaluate(self, taken: TakenBatch, batch: Any, *, zeroes: bool = False) -> None:
+        """The user's step, and its backward pass where Lightning would make it.
+
+        Args:
+            zeroes: drop the gradients in between, as Lightning does.
+        """
+        trainer, module = self._trainer, self._module
+        loop = trainer.fit_loop.epoch_loop
         with trainer.precision_plugin.train_step_context():
             if taken.fetches is not None:
                 output = self._original("training_step")(self._iterator(taken))
@@ -145,8 +158,10 @@ class InPlace:
                 arguments: Mapping[str, Any] = loop._build_kwargs(OrderedDict(), batch, taken.batch_idx)
                 output = module.training_step(*arguments.values())
         if module.automatic_optimization:
+            if zeroes:
+                module.on_before_zero_grad(self._optimizer)
+                module.optimizer_zero_grad(trainer.current_epoch, taken.batch_idx, self._optimizer)
             self._backward(output.get("loss") if isinstance(output, Mapping) else output)
-        engine.close()
 
     def _batch(self, taken: TakenBatch) -> tuple[Any, Mapping[str, Tensor]]:
         """The batch and its tensors by name, that nobody else holds; none where the step takes it itself."""
@@ -175,7 +190,7 @@ class InPlace:
         if loss is None:
             return
         loss = loss / self._trainer.accumulate_grad_batches
-        self._last_loss = loss
+        self._last_loss = loss.detach()
         self._engine.backward(loss)
         self._module.backward(loss)
         self._module.on_after_backward()

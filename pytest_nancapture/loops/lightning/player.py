@@ -104,8 +104,9 @@ class Player:
         wraps.put(self._module, last_hook(self._module), self._before_update)
         wraps.put(self._module, "on_train_batch_end", self._on_train_batch_end)
         wraps.put(strategy, "backward", self._backward)
+        wraps.put(strategy, "optimizer_step", self._optimizer_step)
         if not self._module.automatic_optimization:
-            wraps.put_on_raw_steps(strategy, trainer.optimizers, self._before_raw_step)
+            wraps.put_on_raw_steps(strategy, trainer.optimizers, self._raw_step)
         if takes_iterator(trainer):
             wraps.put(self._module, "training_step", self._training_step)
 
@@ -155,9 +156,34 @@ class Player:
         self._engine.backward(loss)
         return original(loss, *args, **kwargs)
 
-    def _before_raw_step(self, optimizer: Any, has_closure: bool) -> None:
-        if not has_closure:
+    def _optimizer_step(
+        self, original: Callable[..., Any], optimizer: Any, closure: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        def evaluated() -> Any:
+            self._engine.evaluate()
+            return closure()
+
+        self._engine.begin_update()
+        try:
+            return original(optimizer, evaluated, *args, **kwargs)
+        finally:
+            self._engine.end_update()
+
+    def _raw_step(self, original: Callable[..., Any], optimizer: Any, closure: Any) -> Any:
+        """Torch's own, past Lightning, and so past its hooks."""
+
+        def step(optimizer: Any, evaluated: Any) -> Any:
+            def looked_at() -> Any:
+                result = evaluated()
+                self._before_update(lambda _: None, optimizer)
+                return result
+
+            if closure is not None:
+                return original(looked_at)
             self._before_update(lambda _: None, optimizer)
+            return original(None)
+
+        return self._optimizer_step(step, optimizer, closure)
 
     def _before_update(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(optimizer, *args, **kwargs)

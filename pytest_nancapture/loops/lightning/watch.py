@@ -57,7 +57,7 @@ class LightningWatch:
         for callback, hook in callbacks_hooks_in_steps(self._trainer):
             put(callback, hook, self._callbacks_hook)
         if not self._module.automatic_optimization:
-            self._wraps.put_on_raw_steps(strategy, self._trainer.optimizers, self.watch.before_raw_update)
+            self._wraps.put_on_raw_steps(strategy, self._trainer.optimizers, self._raw_step)
 
     def end(self) -> None:
         """Take the wrappers off and let go of everything taken."""
@@ -121,16 +121,41 @@ class LightningWatch:
         self.watch.backward(loss)
         return original(loss, *args, **kwargs)
 
-    def _optimizer_step(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def _optimizer_step(
+        self, original: Callable[..., Any], optimizer: Any, closure: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        def evaluated() -> Any:
+            self.watch.evaluate()
+            return closure()
+
         if self.watch.is_over:
             return None
+        self.watch.begin_update()
         try:
-            return original(optimizer, *args, **kwargs)
+            result = original(optimizer, evaluated, *args, **kwargs)
         except DropStep:
             self._run.forget_scaling()
             return None
         finally:
             self.watch.after_update(optimizer)
+        self.watch.end_update(optimizer)
+        return result
+
+    def _raw_step(self, original: Callable[..., Any], optimizer: Any, closure: Any) -> Any:
+        """Torch's own, past Lightning, and so past its hooks."""
+
+        def step(optimizer: Any, evaluated: Any) -> Any:
+            def looked_at() -> Any:
+                result = evaluated()
+                self.watch.before_update(optimizer)
+                return result
+
+            if closure is not None:
+                return original(looked_at)
+            self.watch.before_update(optimizer)
+            return original(None)
+
+        return self._optimizer_step(step, optimizer, closure)
 
     def _zero_grad(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.watch.settle_look()

@@ -7,6 +7,8 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from pytest_nancapture.step.state.optimizers import with_wrapped
+
 Around = Callable[..., Any]
 """Called with the wrapped function and then its arguments."""
 
@@ -25,6 +27,12 @@ class Wrapper:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.around(self.original, *args, **kwargs) if self.is_on else self.original(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Marks that somebody has left on the method, as learning rate schedulers do on ``step``."""
+        if name.startswith("__") or "original" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self.original, name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         owner = memo.get(id(self.owner))
@@ -68,8 +76,12 @@ class Wraps:
         wrapper: Wrapper = next(ours)
         return wrapper.original  # type: ignore[no-any-return]
 
-    def put_on_raw_steps(self, strategy: Any, optimizers: Iterable[Any], before: Callable[[Any, bool], None]) -> None:
-        """Call ``before(optimizer, has_closure)`` when torch's own ``step`` is called past Lightning and its hooks."""
+    def put_on_raw_steps(self, strategy: Any, optimizers: Iterable[Any], around: Callable[..., Any]) -> None:
+        """Wrap torch's own ``step`` where it is called past Lightning and its hooks.
+
+        Calls to it become ``around(original, optimizer, closure)``, `closure` being None where it has none. So do
+        those to the ``step`` of an optimizer that another one wraps, as one whose update has two parts.
+        """
         inside: list[None] = []
 
         def lightnings(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -79,14 +91,21 @@ class Wraps:
             finally:
                 inside.pop()
 
-        def hook(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if not inside:
-                before(optimizer, any(callable(value) for value in (*args[1:], *kwargs.values())))
+        def raw(optimizer: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if inside:
+                return original(*args, **kwargs)
+            closure = kwargs.pop("closure", None) if "closure" in kwargs or not args else args[0]
+            rest = args[1:]
+
+            def step(closure: Any) -> Any:
+                return lightnings(original, *([closure] if closure is not None or rest else []), *rest, **kwargs)
+
+            return around(step, optimizer, closure)
 
         self.put(strategy, "optimizer_step", lightnings)
-        for optimizer in optimizers:
-            if hasattr(optimizer, "register_step_pre_hook"):
-                self._undo.append(optimizer.register_step_pre_hook(hook).remove)
+        every = {id(each): each for optimizer in optimizers for each in with_wrapped(optimizer)}
+        for optimizer in every.values():
+            self.put(optimizer, "step", functools.partial(raw, optimizer))
 
     def take_off(self) -> None:
         """Remove all, last one first; one that somebody has wrapped again stays, and does nothing but pass on."""

@@ -10,8 +10,13 @@
       a step moves              instant of a window                   a dropped step, before a rerun
     weights under code        CopyOnWrite, as they are              the same                            weights
       before the forward        first written
-    weights and optimizer     Keeper.take_before_update, where      the same; whoever drops the         weights,
-      states                    another look follows the update       step loads the states               optimizer
+    weights that no update    Untouched.begin, at the first         the same                            weights
+      has touched               instant of the run
+    weights and optimizer     Keeper.take_before_update, where      the same, and                       weights,
+      states                    another look follows the update,      Window.restore_optimizers           optimizer
+                                or another evaluation may
+    hyperparameters           Keeper, at the first instant,         Window.restore_optimizers           optimizer
+                                where hooks may change them
     plain attributes, modes,  AttributeWatch.take, Inventory,       Window.restore_flags, before        module
       requires_grad             at the first instant                  a rerun
     all of the module         preserved, before a rerun             preserved, after it                 never

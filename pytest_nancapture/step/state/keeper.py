@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from pytest_nancapture.bundle.tensors.names import parameters
 from pytest_nancapture.errors import UnwritableValueError
-from pytest_nancapture.step.check import fingerprint
+from pytest_nancapture.step.check import all_finite, fingerprint, is_finite
 from pytest_nancapture.step.run import Run
 from pytest_nancapture.step.state.attributes import AttributeWatch
 from pytest_nancapture.step.state.batch import Early, TakenBatch
 from pytest_nancapture.step.state.inventory import Inventory, can_be_kept, is_rare
-from pytest_nancapture.step.state.tensors import CopyOnWrite, Pool, Snapshots, copy_of
-from pytest_nancapture.step.state.window import Weights, Window, hyperparameters_of
+from pytest_nancapture.step.state.optimizers import (
+    OptimizerState,
+    bad_states,
+    evaluates_once,
+    hyperparameters_of,
+    may_evaluate_again,
+    parameters_of,
+    position_of,
+    with_wrapped,
+)
+from pytest_nancapture.step.state.tensors import CopyOnWrite, Pool, Snapshots
+from pytest_nancapture.step.state.untouched import Untouched
+from pytest_nancapture.step.state.window import Weights, Window
 
 _FINGERPRINTED = 2
 """So many first windows take fingerprints of all weights: a write through ``.data`` leaves the version as it was."""
@@ -27,17 +39,24 @@ class Keeper:
 
     A step must not cost a copy of the weights, so they are taken only where they may move between the instant and the
     look at the gradients: under code that runs before the forward (copied as they are written), in the step itself (a
-    teacher's average; found in the first windows and by version counters, then taken before each step), and in updates
-    that further looks of the same step follow (taken before the update).
+    teacher's average, a layer that initialises itself; kept from the first window where no update has touched them,
+    else found in the first windows and by version counters, then taken before each step), and in updates that further
+    looks of the same step follow (taken before the update), be it that the optimizer evaluates its closure again.
 
     Attributes:
         window: the one that is open, or closed by the last optimizer step; None before the first.
+        attributes: tells which of them have changed.
+        hyperparameters: of each optimizer's parameter groups, when fit began.
+        health: what was seen of the weights.
     """
 
-    def __init__(self, run: Run, inventory: Inventory) -> None:
+    def __init__(self, run: Run, inventory: Inventory, *, has_history: bool = False) -> None:
+        """`has_history`: :meth:`take_all` is called before every update."""
         self.window: Window | None = None
         self.attributes = AttributeWatch(run)
-        self.hyperparameters = [_hyperparameters(optimizer.param_groups) for optimizer in run.optimizers]
+        self.hyperparameters = hyperparameters_of(run.optimizers)
+        self.health = Health()
+        self._has_history = has_history
         self._run = run
         self._module = run.module
         self._inventory = inventory
@@ -52,6 +71,10 @@ class Keeper:
         self._fingerprints: dict[str, Tensor] = {}
         self._windows = 0
         self._most_steps = 0
+        self._untouched = Untouched()
+        self._evaluations = 0
+        self._once = {id(optimizer) for optimizer in run.optimizers if evaluates_once(optimizer)}
+        self._repeats = {id(optimizer) for optimizer in run.optimizers if may_evaluate_again(optimizer)}
 
     def take_batch(self, batch: Any, batch_idx: int) -> CopyOnWrite | None:
         """Take a micro-batch, into a new window if the last was closed.
@@ -118,29 +141,62 @@ class Keeper:
         assert self.window is not None
         self.window.batches.pop()
 
+    def begin_update(self) -> None:
+        """An optimizer step begins."""
+        self._evaluations = 0
+
     def take_before_update(self, optimizer: Any) -> None:
-        """Take weights and state of an optimizer before it steps, if the window may see another look after it."""
+        """Take the weights and the state of an optimizer that has its gradients, where another look may follow.
+
+        Before its step is over, if it evaluates its closure again, or after it, if the window has other updates.
+        """
         window = self.window
         assert window is not None
+        self._evaluations += 1
+        if self._evaluations > 1:
+            self._once.discard(id(optimizer))
+            self._repeats.add(id(optimizer))
         one_look = self._run.updates_once or window.optimizer_steps >= self._most_steps > 0
-        if one_look and not window.reevaluates:
+        if one_look and id(optimizer) in self._once:
             return
-        position = self._run.optimizers.index(optimizer)
-        if position not in window.states:
-            ours = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-            for name, parameter in parameters(self._module):
-                if id(parameter) in ours:
-                    window.tensors.setdefault(name, copy_of(parameter))
-            window.states[position] = copy.deepcopy(optimizer.state_dict())
+        position = position_of(optimizer, self._run.optimizers)
+        if position not in window.states and self._evaluations == 1:
+            self._take(window, position)
+
+    def end_update(self, optimizer: Any) -> None:
+        """An optimizer step is over, and none of its evaluations was found to be bad."""
+        window, ours = self.window, id(optimizer)
+        if self._evaluations != 1 or ours in self._once or ours in self._repeats:
+            return
+        self._once.add(ours)
+        if window is not None and self._run.updates_once and not self._has_history:
+            # Taken since it might have evaluated again: they must not take up room in the next forward.
+            position = position_of(optimizer, self._run.optimizers)
+            window.states.pop(position, None)
+            for name in window.before_update.pop(position, ()):
+                window.tensors.pop(name, None)
+
+    def _take(self, window: Window, position: int) -> None:
+        optimizer = self._run.optimizers[position]
+        ours = {id(parameter) for each in with_wrapped(optimizer) for parameter in parameters_of(each)}
+        now = {
+            name: parameter
+            for name, parameter in parameters(self._module)
+            if id(parameter) in ours and name not in window.tensors
+        }
+        window.tensors.update(self._pool.copies(now))
+        window.before_update[position] = tuple(now)
+        window.states[position] = OptimizerState(optimizer)
 
     def take_all(self) -> None:
         """Take all weights and all optimizers' states."""
         window = self.window
         assert window is not None
-        for name, parameter in parameters(self._module):
-            window.tensors.setdefault(name, copy_of(parameter))
+        now = {name: p for name, p in parameters(self._module) if name not in window.tensors}
+        window.tensors.update(self._pool.copies(now))
         for position, optimizer in enumerate(self._run.optimizers):
-            window.states.setdefault(position, copy.deepcopy(optimizer.state_dict()))
+            if position not in window.states:
+                window.states[position] = OptimizerState(optimizer)
 
     def note_hyperparameters(self, before: list[list[dict[str, Any]]]) -> None:
         """Those that code outside of the module has set since `before` are state: a replay does not run it."""
@@ -158,18 +214,9 @@ class Keeper:
             before = self._fingerprints.items()
             self._moving |= {name for name, value in before if name in now and bool(fingerprint(now[name]) != value)}
             self._fingerprints = {}
+        self._moving |= self._untouched.learn(window, self._moving if window.number == 1 else None)
         if is_rare(self._windows):
             self._moving |= moved(window)
-
-    def whose_weights(self, window: Window) -> str:
-        """Who is to blame for weights that were not finite at the instant, a sentence."""
-        if window.number == 1:
-            return "the weights were not finite when training began: the initialisation or the checkpoint is to blame"
-        step = window.counters["global_step"] - 1
-        return (
-            f"the weights were not finite before the step began: the update of step {step} is to blame; capture that "
-            "with NaNCapture(optimizer_history=True)"
-        )
 
     def _close(self) -> None:
         """Nobody needs the last window any more: the next one gets its memory."""
@@ -182,7 +229,8 @@ class Keeper:
         free = [window for window in self._closed if not window.held]
         self._closed = [window for window in self._closed if window.held]
         kept = [tensors for window in free for tensors in (window.tensors, *(b.tensors for b in window.batches))]
-        self._snapshots.give_back(tensor for tensors in kept for tensor in tensors.values())
+        untouched = self._untouched.ids
+        self._snapshots.give_back(t for tensors in kept for t in tensors.values() if id(t) not in untouched)
 
     def _open(self) -> None:
         self._close()
@@ -194,7 +242,7 @@ class Keeper:
         weights = Weights(inventory.names, inventory.weights, inventory.versions())
         if self._windows <= _FINGERPRINTED:
             self._fingerprints = fingerprints(weights)
-        self.window = Window(
+        window = Window(
             number=self._windows,
             tensors=self._snapshots.take(inventory.parameters(self._moving), by_value=is_rare(self._windows)),
             objects=self.attributes.take(),
@@ -203,8 +251,41 @@ class Keeper:
             counters=self._run.counters,
             weights=weights,
             hyperparameters=hyperparameters_of(self._run.optimizers),
-            reevaluates=any(reevaluates(optimizer) for optimizer in self._run.optimizers),
         )
+        if self._windows == 1:
+            self._untouched.begin(weights, self._fingerprints, window.tensors)
+        self._untouched.give(window, inventory, by_value=is_rare(self._windows))
+        if is_rare(self._windows):
+            self.health.look(window, self._run)
+        self.window = window
+
+
+@dataclass
+class Health:
+    """What rare looks at the weights have shown, for the words of blame.
+
+    Attributes:
+        bad_at_first: weights that were not finite when training began.
+        bad_state: what of an optimizer's state was not finite then, such as ``exp_avg``; empty where nothing was, or
+            it did not come from a checkpoint.
+        good_at: the last step at whose instant all weights were seen to be finite; None before the first such.
+    """
+
+    bad_at_first: frozenset[str] = frozenset()
+    bad_state: str = ""
+    good_at: int | None = None
+
+    def look(self, window: Window, run: Run) -> None:
+        """At the instant of a window."""
+        names, weights, _ = window.weights
+        kept = {name: weight for name, weight in zip(names, weights, strict=True) if can_be_kept(weight)}
+        kept = {name: weight for name, weight in kept.items() if not is_lazy(weight)}
+        if all_finite(kept.values()):
+            self.good_at = window.counters["global_step"]
+        elif window.number == 1:
+            self.bad_at_first = frozenset(name for name, weight in kept.items() if not is_finite(weight))
+        if window.number == 1 and run.checkpoint:
+            self.bad_state = bad_states(run.optimizers)
 
 
 def moved(window: Window) -> set[str]:
@@ -237,16 +318,7 @@ def constant_hyperparameters(first: list[dict[str, Any]], groups: list[dict[str,
     )
 
 
-def _hyperparameters(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [copy.deepcopy({name: value for name, value in group.items() if name != "params"}) for group in groups]
-
-
 def _is_same(before: Any, now: Any) -> bool:
     if isinstance(before, Tensor) or isinstance(now, Tensor):
         return isinstance(before, Tensor) and isinstance(now, Tensor) and torch.equal(before, now)
     return type(before) is type(now) and bool(before == now)
-
-
-def reevaluates(optimizer: Any) -> bool:
-    """Whether the optimizer calls its closure several times a step, and so moves the weights before the last look."""
-    return isinstance(optimizer, torch.optim.LBFGS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from pytest_nancapture.bundle.tensors.names import unique_parameters
 from pytest_nancapture.step.state.attributes import known_things
 from pytest_nancapture.step.state.inventory import can_be_kept
 from pytest_nancapture.step.state.objects import Objects
-from pytest_nancapture.step.state.window import hyperparameters_of, restore_hyperparameters
+from pytest_nancapture.step.state.optimizers import OptimizerState
 
 if TYPE_CHECKING:
     from pytest_nancapture.step.run import Run
@@ -26,7 +25,7 @@ _TENSOR_HOMES = ("_parameters", "_buffers", "_modules")
 
 @contextmanager
 def preserved(run: Run, *, updates: bool) -> Iterator[None]:
-    """Put module, gradients and random states back on leaving.
+    """Put module, gradients, optimizers and random states back on leaving.
 
     Args:
         updates: whether optimizers will step, so that their states have to be saved too.
@@ -41,10 +40,8 @@ def preserved(run: Run, *, updates: bool) -> Iterator[None]:
             stack.callback(_attributes(submodule, objects))
             stack.callback(_buffers(submodule))
         stack.callback(objects.restore)
-        stack.callback(restore_hyperparameters, run.optimizers, hyperparameters_of(run.optimizers))
-        if updates:
-            for optimizer in run.optimizers:
-                stack.callback(optimizer.load_state_dict, copy.deepcopy(optimizer.state_dict()))
+        for optimizer in run.optimizers:
+            stack.callback(OptimizerState(optimizer, moments=updates).restore)
         yield
 
 

@@ -35,7 +35,7 @@ class Pool:
     def give_back(self, tensors: Iterable[Tensor]) -> None:
         """Nobody needs these any more; what was free before and not taken since is let go."""
         self._free = {}
-        for tensor in tensors:
+        for tensor in {id(tensor): tensor for tensor in tensors}.values():
             if _is_plain(tensor):
                 self._free.setdefault(_kind(tensor), []).append(tensor)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypedDict
 
@@ -14,9 +14,8 @@ from pytest_nancapture.bundle.tensors.names import buffers, parameters, replace_
 from pytest_nancapture.step.state.batch import TakenBatch
 from pytest_nancapture.step.state.inventory import can_be_kept
 from pytest_nancapture.step.state.objects import Objects
+from pytest_nancapture.step.state.optimizers import OptimizerState, restore_hyperparameters
 from pytest_nancapture.step.state.tensors import copy_of
-
-_PLAIN = frozenset({bool, int, float, str, tuple, type(None)})
 
 
 class Counters(TypedDict):
@@ -51,10 +50,13 @@ class Window:
         hyperparameters: of each optimizer's parameter groups, from before the step's own code sets any.
         held: whether somebody still has to know whether its step was good.
         states: optimizer states from before the first update of the window, by the optimizer's position, where taken.
+        before_update: names of the weights that were taken with them.
         optimizer_steps: how many times an optimizer was about to step, or asked for another evaluation.
+        last_optimizer: the last one of these.
         stepped: whether the window is closed: the next micro-batch opens another.
         dropped: whether a fault was found and acted upon: none of the window's later updates is made.
-        reevaluates: whether an optimizer evaluates its closure several times a step.
+        bad_numbers: hyperparameters that were not finite when an update was made, a text each.
+        written: weights that the step itself was seen to have written, and that were not taken before.
     """
 
     number: int
@@ -68,11 +70,14 @@ class Window:
     hyperparameters: list[list[dict[str, Any]]] = field(default_factory=list)
     held: bool = False
     batches: list[TakenBatch] = field(default_factory=list)
-    states: dict[int, Any] = field(default_factory=dict)
+    states: dict[int, OptimizerState] = field(default_factory=dict)
+    before_update: dict[int, tuple[str, ...]] = field(default_factory=dict)
     optimizer_steps: int = 0
+    last_optimizer: Any = None
     stepped: bool = False
     dropped: bool = False
-    reevaluates: bool = False
+    bad_numbers: tuple[str, ...] = ()
+    written: frozenset[str] = frozenset()
 
     def restore_tensors(self, module: nn.Module) -> None:
         """Put buffers and taken weights back as they were; autograd is not told: no graph of this window lives on."""
@@ -94,6 +99,12 @@ class Window:
         self.restore_tensors(module)
         self.restore_flags(module)
 
+    def restore_optimizers(self, optimizers: Iterable[Any]) -> None:
+        """Put back what optimizers held before the window's first update, and hyperparameters as at the instant."""
+        for state in self.states.values():
+            state.restore()
+        restore_hyperparameters(optimizers, self.hyperparameters)
+
     def restore_flags(self, module: nn.Module) -> None:
         """Put attributes, modes and ``requires_grad`` back as they were."""
         self.objects.restore()
@@ -102,46 +113,7 @@ class Window:
         for name, parameter in unique_parameters(module):
             parameter.requires_grad_(name not in self.frozen)
 
-    def state_before(self, position: int, state: dict[str, Any]) -> dict[str, Any]:
-        """An optimizer's state with the hyperparameters of the instant: what the step's own code sets, it sets again.
-
-        Args:
-            position: of the optimizer among the run's.
-            state: as ``state_dict()`` gave it.
-        """
-        before = dict(enumerate(self.hyperparameters[position]))
-        groups = [{**group, **before.get(i, {})} for i, group in enumerate(state["param_groups"])]
-        return {**state, "param_groups": groups}
-
     @property
     def losses(self) -> list[Tensor]:
         """All that were backpropagated."""
         return [loss for batch in self.batches for loss in batch.losses]
-
-
-def hyperparameters_of(optimizers: Sequence[Any]) -> list[list[dict[str, Any]]]:
-    """Of each optimizer's parameter groups, as they are now."""
-    return [[_kept_group(group) for group in optimizer.param_groups] for optimizer in optimizers]
-
-
-def restore_hyperparameters(optimizers: Iterable[Any], before: Iterable[list[dict[str, Any]]]) -> None:
-    """Put them back, as :func:`hyperparameters_of` gave them."""
-    for optimizer, groups in zip(optimizers, before, strict=True):
-        for group, values in zip(optimizer.param_groups, groups, strict=False):
-            for name, value in values.items():
-                if isinstance(value, Tensor) and isinstance(group.get(name), Tensor):
-                    group[name].copy_(value)
-                else:
-                    group[name] = _kept(value)
-
-
-def _kept_group(group: dict[str, Any]) -> dict[str, Any]:
-    # At every step, so without a slow look at what is no tensor.
-    kept = {name: value for name, value in group.items() if name != "params"}
-    kept.update([(name, _kept(value)) for name, value in kept.items() if type(value) not in _PLAIN])
-    return kept
-
-
-def _kept(value: Any) -> Any:
-    """The value, or a copy where it is written in place: a learning rate may be a tensor."""
-    return value.detach().clone() if isinstance(value, Tensor) else value

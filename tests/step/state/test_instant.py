@@ -1,5 +1,6 @@
 """A bundle holds the module, the batch and the random states as of the instant, whatever the step makes of them."""
 
+import inspect
 import random
 from typing import Any
 
@@ -11,8 +12,20 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.data import DataLoader, Dataset
-from training import Instants, Net, NormNet, batches, capture_and_replay, capture_one, differing, fault, replayed
+from training import (
+    Instants,
+    Net,
+    NormNet,
+    batches,
+    capture_and_replay,
+    capture_one,
+    differing,
+    fault,
+    fit,
+    state_of,
+)
 
+from pytest_nancapture import NaNCapture, NonFiniteError
 from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.bundle.tensors.file import read_tensors
 
@@ -361,15 +374,121 @@ def test_weights_that_the_step_itself_changes_are_of_the_instant(tmp_path):
     check(Renormalised, tmp_path)
 
 
-def test_weights_that_the_first_step_changes_are_said_to_be_late(tmp_path):
-    """They could not be known to move before they did: the replay's notes say so."""
-    bundle = capture_one(Renormalised(), batches(bad=[0]), tmp_path)
-    assert bundle.manifest.module.changed_before_copy == ("layer.weight",)
-    result, _ = replayed(bundle)
-    assert (result.verdict, result.notes) == (
-        "nonfinite",
-        ("the step had changed weights before they could be copied",),
-    )
+def test_weights_that_the_first_step_changes_are_of_the_instant_too(tmp_path):
+    """All are copied in the first window."""
+    check(Renormalised, tmp_path, batches(bad=[0]))
+
+
+class Initialises(Net):
+    """A layer sets its own parameters from the first data that it sees, and is used for the first time late."""
+
+    used_from = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(3))
+        self.is_set = False
+
+    def training_step(self, batch, batch_idx):
+        x, good = batch
+        if batch_idx >= self.used_from:
+            if not self.is_set:
+                self.is_set = True
+                with torch.no_grad():
+                    self.gain.copy_(self.initial(x * good))
+            x = x * self.gain
+        return self.layer(x).pow(2).mean()
+
+    def initial(self, x):
+        return 1 / x.std(0)
+
+
+class InitialisesLate(Initialises):
+    used_from = 4
+
+
+class InitialisesThroughData(InitialisesLate):
+    """The version counter does not see the write."""
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx == self.used_from:
+            self.gain.data.copy_(self.initial(batch[0] * batch[1]))
+            self.is_set = True
+        return super().training_step(batch, batch_idx)
+
+
+class InitialisesLaterYet(InitialisesLate):
+    used_from = 5
+
+
+@pytest.mark.parametrize(
+    ("make", "bad"), [(Initialises, 0), (InitialisesLate, 4), (InitialisesThroughData, 4), (InitialisesLaterYet, 5)]
+)
+def test_a_parameter_that_the_forward_writes_is_of_the_instant(make, bad, tmp_path):
+    """The bundle holds it from before; the fault is the forward's, at the line that made the values."""
+    bundle = check(make, tmp_path, batches(bad=[bad]))
+    line = inspect.getsourcelines(Initialises.initial)[1] + 1
+    found = {name: bundle.fault.culprit[name] for name in ("phase", "op", "line")}
+    assert found == {"phase": "forward", "op": "aten.reciprocal.default", "line": line}
+    assert bundle.fault.weights == ()
+
+
+@pytest.mark.parametrize("on_capture", ["stop", "skip"])
+@pytest.mark.parametrize(("make", "bad"), [(Initialises, 0), (InitialisesLate, 4), (InitialisesThroughData, 4)])
+def test_such_a_parameter_is_put_back(make, bad, on_capture, tmp_path):
+    """To what it was before the forward wrote it."""
+    module, instants = make(), Instants()
+    fit(module, batches(bad=[bad]), NaNCapture(tmp_path, on_capture=on_capture), callbacks=[instants])
+    after = instants.states[bad + 1] if on_capture == "skip" else state_of(module)
+    assert differing(instants.states[bad], after) == []
+
+
+class RestartsCode(Net):
+    """Sometimes writes into a parameter that updates write into, too, which cannot be known before."""
+
+    def training_step(self, batch, batch_idx):
+        x, good = batch
+        if batch_idx == 4:
+            with torch.no_grad():
+                self.layer.bias.copy_(1 / (x * good).std(0))
+        return self.layer(x).pow(2).mean()
+
+
+def test_a_value_that_is_lost_is_not_blamed_on_an_earlier_step(tmp_path, caplog):
+    """The line that wrote it is named, and nobody says that the weights are as they were."""
+    bundle = capture_one(RestartsCode(), batches(), tmp_path)
+    assert (bundle.fault.weights, bundle.manifest.module.changed_before_copy) == ((), ("layer.bias",))
+    assert (bundle.fault.culprit["phase"], bundle.fault.culprit["op"]) == ("forward", "aten.reciprocal.default")
+    assert [record for record in caplog.records if "to blame" in record.message] == []
+    with pytest.raises(NonFiniteError, match=r"had written layer\.bias before a copy was made"):
+        fit(RestartsCode(), batches(), NaNCapture(tmp_path / "again"))
+
+
+class DropsSometimes(Net):
+    """Trains a part in some steps only, through ``.data``, as old optimizers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Linear(3, 3)
+
+    def training_step(self, batch, batch_idx):
+        x, good = batch
+        return (self.other(x) if batch_idx > 2 else self.layer(x)).pow(2).mean() * fault(good)
+
+    def configure_optimizers(self):
+        class Old(torch.optim.Optimizer):
+            def step(self, closure=None):
+                closure()
+                for p in self.param_groups[0]["params"]:
+                    if p.grad is not None:
+                        p.data.sub_(p.grad.data * 0.1)
+
+        return Old(self.parameters(), {})
+
+
+def test_a_copy_of_what_no_update_had_touched_is_not_kept_once_one_does(tmp_path):
+    """Though the version counter says that nothing was written."""
+    check(DropsSometimes, tmp_path, batches(bad=[5]))
 
 
 class Grows(Net):
