@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from pytest_nancapture.bundle.manifest import Reproduced
+from pytest_nancapture.bundle.manifest import Healed, Reproduced
 from pytest_nancapture.capture.rerun import Outcome
 from pytest_nancapture.diagnose.culprit import Culprit
 from pytest_nancapture.step.finding import Finding
@@ -38,6 +38,7 @@ class Decision:
         reproduced: how often it came back.
         seconds: how long a rerun takes; None where none was made, or it did not come back.
         culprit: what is to blame, once that is known.
+        healed: what is left to learn, once that is known.
     """
 
     blamed: tuple[int, ...]
@@ -46,6 +47,7 @@ class Decision:
     reproduced: Reproduced
     seconds: float | None = None
     culprit: Culprit | None = None
+    healed: Healed | None = None
 
 
 def decide(

@@ -13,6 +13,7 @@ from torch import Tensor
 from pytest_nancapture.bundle.manifest import (
     BatchRecord,
     Fault,
+    Healed,
     Manifest,
     MicroBatch,
     ModuleRecord,
@@ -60,6 +61,7 @@ class Capture:
     target: int
     reproduced: Reproduced
     culprit: Culprit | None = None
+    healed: Healed | None = None
     attributes: Mapping[tuple[str, str], Any]
     buffers: BufferWatch
     changed_before_copy: tuple[str, ...] = ()
@@ -142,6 +144,7 @@ class Capture:
             gradients=finding.gradients,
             buffers=finding.buffers,
             weights=finding.weights,
+            healed=self.healed,
         )
 
     def _module_record(self, encoder: Encoder) -> ModuleRecord:

@@ -70,6 +70,7 @@ class Recorder:
             target=target,
             reproduced=decision.reproduced,
             culprit=decision.culprit,
+            healed=decision.healed,
             attributes=self._keeper.attributes.changed(window.attributes),
             buffers=self._buffers,
             changed_before_copy=tuple(sorted(moved(window))),

@@ -8,8 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_nancapture.bundle.manifest import Gradients, Healed
 from pytest_nancapture.diagnose.blame import culprit_of
 from pytest_nancapture.diagnose.culprit import Culprit
+from pytest_nancapture.diagnose.healing import Healing, healed_step
+from pytest_nancapture.diagnose.source import package_folder
 from pytest_nancapture.diagnose.trace import Trace, traced
 from pytest_nancapture.step.engine import Engine, parameters_of
 from pytest_nancapture.step.finding import Finding
@@ -86,7 +89,7 @@ def rerun(
         finding = engine.finding
         assert finding is not None
         culprit = None
-        if trace is not None:
+        if trace is not None and trace.heals is None:
             culprit = culprit_of(trace, run.module, finding, engine.losses)
     last = len(engine.losses) - 1 if finding.found_in else None
     return Outcome(
@@ -96,3 +99,33 @@ def rerun(
         seconds=time.perf_counter() - start,
         culprit=culprit,
     )
+
+
+def healed_in_place(
+    run: Run,
+    gradients: Gradients,
+    guilty: int,
+    rerun: Callable[[Trace], Outcome | None],
+    *,
+    seconds: float,
+    began: float,
+) -> Healed | None:
+    """What the step would learn with its fault healed; all ranks come here.
+
+    Args:
+        gradients: those of the fault, on this rank.
+        guilty: position of the guilty micro-batch in this rank's window.
+        rerun: runs the window again in place; None where it could not be run.
+        seconds: that this may take, counted from `began`, of the monotonic clock: the start of a traced rerun that is
+            over now.
+    """
+    each = time.monotonic() - began
+
+    def heal(healing: Healing) -> Finding | None:
+        # All ranks or none: the user's step may speak to the others, who would wait for ever.
+        if run.any(time.monotonic() - began + each > seconds):
+            return None
+        outcome = rerun(Trace(run.module, {}, package_folder(run.module), heals=healing))
+        return outcome.finding if outcome is not None else None
+
+    return healed_step(gradients, guilty, heal, run.any)

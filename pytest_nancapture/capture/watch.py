@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from pytest_nancapture.capture.deferral import Deferral, Look
 from pytest_nancapture.capture.react import OnCapture, Reaction
 from pytest_nancapture.capture.recipe import Recipe
 from pytest_nancapture.capture.record import Recorder, captured
-from pytest_nancapture.capture.rerun import Outcome, rerun
+from pytest_nancapture.capture.rerun import Outcome, healed_in_place, rerun
 from pytest_nancapture.capture.retention import Retention
 from pytest_nancapture.diagnose.culprit import Culprit
 from pytest_nancapture.diagnose.given import given_fault
@@ -85,6 +86,7 @@ class Watch:
         self._record = Recorder(run, recipe, self._keeper, self._buffers, retention)
         self._deferral = Deferral(run, history=settings.optimizer_history)
         self.looks_may_wait = self._deferral.is_possible
+        self._healed: set[Any] = set()
 
     def settle(self) -> None:
         """Act upon what a rank found alone after the last step; for the end of training, to which all ranks come.
@@ -260,16 +262,34 @@ class Watch:
             is_late=is_late,
         )
         if decision is not None:
-            culprit = self._culprit(window, optimizer, target, decision) if is_kept else None
-            self._capture(window, target, dataclasses.replace(decision, culprit=culprit))
+            if is_kept:
+                decision = self._explained(window, optimizer, target, decision)
+            self._capture(window, target, decision)
             raise DropStep
 
-    def _culprit(self, window: Window, optimizer: Any, target: int, decision: Decision) -> Culprit | None:
-        """Follow the operations of one more rerun; every rank does, since the user's step may speak to the others."""
+    def _explained(self, window: Window, optimizer: Any, target: int, decision: Decision) -> Decision:
+        """With culprit and what is left to learn; every rank reruns, since the user's step may speak to the others."""
         is_wanted = self._settings.trace and self._settings.confirm > 0
         worth_it = is_wanted and decision.seconds is not None and decision.seconds * _SLOWER < _TRACE_SECONDS
         if self._run.any(not worth_it):
-            return None
+            return decision
+        start = time.monotonic()
+        decision = dataclasses.replace(decision, culprit=self._culprit(window, optimizer, target))
+        culprit, gradients = decision.culprit, decision.finding.gradients
+        fault = (culprit and (culprit.op, culprit.file, culprit.line), gradients.nonfinite)
+        is_new = self._run.rank in decision.blamed and fault not in self._healed
+        self._healed.add(fault)
+        if not self._run.any(is_new):
+            return decision
+
+        def heal(trace: Trace) -> Outcome | None:
+            return self._rerun(window, optimizer, target, trace)
+
+        healed = healed_in_place(self._run, gradients, decision.guilty, heal, seconds=_TRACE_SECONDS, began=start)
+        return dataclasses.replace(decision, healed=healed)
+
+    def _culprit(self, window: Window, optimizer: Any, target: int) -> Culprit | None:
+        """Follow the operations of one more rerun."""
         batch = {name: tensor for taken in window.batches for name, tensor in taken.tensors.items()}
         outcome = self._rerun(window, optimizer, target, Trace(self._module, {}, package_folder(self._module)))
         culprit = outcome.culprit if outcome is not None else None
@@ -292,7 +312,9 @@ class Watch:
                 weights = tuple(name for name, parameter in now.items() if not is_finite(parameter))
         if not bad and not weights:
             return
-        finding = look(self._module, [batch.losses for batch in window.batches], (), bad)
+        # What is left of the gradients is what the update was made of.
+        used = self._module.parameters() if weights else ()
+        finding = look(self._module, [batch.losses for batch in window.batches], used, bad)
         if weights:
             has = any(has_nan(p) for name, p in unique_parameters(self._module) if name in weights)
             finding = dataclasses.replace(finding, weights=weights, kind="nan" if has else "inf")
@@ -320,7 +342,8 @@ class Watch:
         try:
             return rerun(self._run, window, optimizer, target, begun=begun, trace=trace)
         except Exception as error:  # the user's step may raise anything; the capture goes on without its confirmation
-            log.warning("nancapture: rerunning the step in place raised %s: %s", type(error).__name__, error)
+            level = logging.DEBUG if trace is not None and trace.heals else logging.WARNING
+            log.log(level, "nancapture: rerunning the step in place raised %s: %s", type(error).__name__, error)
             log.debug("nancapture: where it was raised", exc_info=True)
             return None
         finally:

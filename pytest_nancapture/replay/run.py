@@ -21,19 +21,21 @@ from torch import Tensor
 
 from pytest_nancapture.bundle import numerics, rng
 from pytest_nancapture.bundle.bundle import Bundle
-from pytest_nancapture.bundle.manifest import BATCH, OPTIMIZER, RNG, WEIGHTS, Layouts
+from pytest_nancapture.bundle.manifest import BATCH, OPTIMIZER, RNG, WEIGHTS, Layouts, Manifest
 from pytest_nancapture.bundle.tensors.file import read_tensors
 from pytest_nancapture.bundle.tensors.names import submodules
 from pytest_nancapture.bundle.text import some
 from pytest_nancapture.bundle.values.decode import Decoder
 from pytest_nancapture.diagnose.blame import culprit_of
 from pytest_nancapture.diagnose.given import given_fault
+from pytest_nancapture.diagnose.healing import Healing
 from pytest_nancapture.diagnose.source import package_folder
 from pytest_nancapture.diagnose.trace import Trace, traced
 from pytest_nancapture.errors import BundleDamagedError, MismatchError, RebuildError
 from pytest_nancapture.loops.loop import Loop, Scene, loop_named
 from pytest_nancapture.replay.device import choose_device
 from pytest_nancapture.replay.hooks import ReplayHooks
+from pytest_nancapture.replay.initial import Fingerprint, other_initial
 from pytest_nancapture.replay.rebuild import bring_to_the_instant, build_module, materialize, other_dtypes, resolver_for
 from pytest_nancapture.replay.result import ReplayResult, Verdict
 from pytest_nancapture.replay.verdict import judge
@@ -96,6 +98,7 @@ class Replay:
         finding: what the step was seen to do; None until it ran, or where it did not come to its end.
         stepped: the module that ran it, as it was left.
         trace: of the operations, if one was asked for.
+        initial: of the weights that were left to the code's initialiser, as the step began with them.
     """
 
     def __init__(
@@ -107,20 +110,24 @@ class Replay:
         self.finding: Finding | None = None
         self.stepped: Any = None
         self.trace: Trace | None = None
+        self.initial: Fingerprint | None = None
+        self._others = ""
         self._device = device
         self._hooks = hooks
         self._folder = folder
         self._resolver = resolver_for(bundle)
         self._decoder = Decoder({**content.others, **content.optimizer, **content.batch}, self._resolver)
 
-    def run(self, module: Any, *, compiled: bool = False, trace: bool = False, heals: bool = False) -> dict[str, Any]:
+    def run(
+        self, module: Any, *, compiled: bool = False, trace: bool = False, heals: Healing | None = None
+    ) -> dict[str, Any]:
         """The fields of the result but device and seconds; for `heals` see :class:`Trace`."""
-        manifest, notes = self._bundle.manifest, self._notes(given=module is not None)
+        manifest, notes = self._bundle.manifest, self._notes()
         blamed = {name: self._content.weights[name] for name in manifest.fault.weights if name in self._content.weights}
         try:
             given = given_fault(blamed, self._content.batch)
             step = self.module(module)
-            if trace or heals:
+            if trace or heals is not None:
                 self.trace = Trace(step, self._content.batch, package_folder(step), heals=heals)
             engine = self._play(step, compiled=compiled)
         except MismatchError as error:
@@ -135,9 +142,16 @@ class Replay:
         if finding is None:
             return self._without_verdict("error", "training ended before the captured step was over", notes)
         notes = (*notes, *filter(None, [other_dtypes(step, self._content.weights), self._other_draws(engine)]))
-        window = [batch.batch_idx for batch in manifest.batch.window]
-        guilty = window.index(manifest.fault.batch_idx) if manifest.fault.batch_idx in window else len(window) - 1
-        found = judge(finding, manifest.fault, guilty, given)
+        found = judge(
+            finding,
+            manifest.fault,
+            guilty_position(manifest),
+            given,
+            raw=engine.raw,
+            updated=engine.updated,
+            others=self._others,
+        )
+        notes = (*notes, *found.notes)
         culprit = found.culprit
         if self.trace is not None and culprit is not None:
             culprit = culprit_of(self.trace, step, finding, engine.losses) or culprit
@@ -186,7 +200,7 @@ class Replay:
             states = [self._decoder.decode(state) for state in manifest.optimizer.states]
         engine = Engine(
             module=module,
-            restore=partial(bring_to_the_instant, module, manifest.module, self._content.weights, self._decoder),
+            restore=partial(self._bring_to_the_instant, module),
             device=self._device,
             target=manifest.trainer.guilty_step,
             judges_all=True,
@@ -211,12 +225,19 @@ class Replay:
             self._loop.play(scene)
         return engine
 
+    def _bring_to_the_instant(self, module: Any) -> None:
+        record = self._bundle.manifest.module
+        bring_to_the_instant(module, record, self._content.weights, self._decoder)
+        if record.initial is not None:
+            self.initial = Fingerprint.of(module, record.initial)
+            self._others = other_initial(record.initial, self.initial)
+
     def _batch(self, tree: Any) -> Any:
         batch = self._decoder.decode(tree)
         changed = self._hooks.batch(self._bundle, batch) if self._hooks.batch is not None else None
         return batch if changed is None else changed
 
-    def _notes(self, *, given: bool) -> tuple[str, ...]:
+    def _notes(self) -> tuple[str, ...]:
         """What a reader should know before trusting the verdict."""
         manifest, notes = self._bundle.manifest, []
         if manifest.device_kind != self._device.type:
@@ -229,9 +250,6 @@ class Replay:
         if manifest.module.synchronized:
             norms = some(manifest.module.synchronized)
             notes.append(f"the statistics of {norms} were taken over all ranks, here over this rank's batch alone")
-        initial = manifest.module.initial
-        if given and initial is not None:
-            notes.append(f"{len(initial.all_names())} weights are those of the module given: the bundle holds none")
         if manifest.module.changed_before_copy:
             notes.append("the step had changed weights before they could be copied")
         return tuple(notes)
@@ -252,6 +270,12 @@ class Replay:
     ) -> dict[str, Any]:
         fields = {"verdict": verdict, "reason": reason, "detail": detail, "notes": notes}
         return {**fields, "loss": None, "nonfinite": (), "culprit": None}
+
+
+def guilty_position(manifest: Manifest) -> int:
+    """Of the guilty micro-batch in the window."""
+    window = [batch.batch_idx for batch in manifest.batch.window]
+    return window.index(manifest.fault.batch_idx) if manifest.fault.batch_idx in window else len(window) - 1
 
 
 def _read(bundle: Bundle, device: torch.device, source: Source) -> _Content:

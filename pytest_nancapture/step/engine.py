@@ -8,7 +8,7 @@ step, and :meth:`Engine.close` at its end.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from pytest_nancapture.bundle.rng import RandomStates
+from pytest_nancapture.bundle.tensors.kinds import stored_values
 from pytest_nancapture.bundle.tensors.names import buffers, unique_parameters
-from pytest_nancapture.step.check import all_finite, is_finite
+from pytest_nancapture.step.check import all_finite, fingerprint, is_finite, is_zero
 from pytest_nancapture.step.finding import Finding, look, note_backward
 from pytest_nancapture.step.state.inventory import can_be_kept
 
@@ -53,8 +54,9 @@ class Engine:
         steps: how many times an optimizer was about to step.
         finding: of the last look; None before the first.
         guilty: the first micro-batch after which something was not finite, where :meth:`close` was called.
-        raw_bad: gradients were not finite right after backward, before any hook.
+        raw: names of the parameters whose gradients were not finite right after a backward, before any hook.
         draws: whether the step took random numbers from torch.
+        updated: names of the parameters that the guilty update, or one after it, was made of.
     """
 
     module: nn.Module
@@ -68,11 +70,15 @@ class Engine:
     steps: int = 0
     finding: Finding | None = None
     guilty: int | None = None
-    raw_bad: bool = False
+    raw: set[str] = field(default_factory=set)
     draws: bool = False
+    updated: set[str] = field(default_factory=set)
     _has_begun: bool = False
     _tolerated: frozenset[str] = frozenset()
     _drawn_from: Mapping[str, Tensor] = field(default_factory=dict)
+    _taught: list[set[str]] = field(default_factory=list)
+    _bits: Mapping[str, int] = field(default_factory=dict)
+    _has_noted: bool = False
 
     def open(self, rng: RandomStates, batch: Mapping[str, Tensor]) -> None:
         """The instant of the next micro-batch; at the first, the module is brought there.
@@ -88,7 +94,11 @@ class Engine:
                 now = (pair for pair in buffers(self.module) if can_be_kept(pair[1]))
                 self._tolerated = frozenset(name for name, buffer in now if not is_finite(buffer))
             self._note_draws()
+            self._note_taught()
             self.losses.append([])
+            self._taught[len(self.losses) - 1 :] = [set()]
+            self._bits = {} if is_first else {name: _bits_of(grad) for name, grad in self._gradients()}
+            self._has_noted = False
             rng.restore(self.device)
             self._drawn_from = RandomStates.take().generators
         if self.trace is not None:
@@ -103,7 +113,15 @@ class Engine:
     def after_backward(self) -> None:
         """Gradients are there, and no hook has seen them yet."""
         with self.unseen():
-            self.raw_bad = self.raw_bad or not all_finite(gradients_of(self.module))
+            if not all_finite(gradients_of(self.module)):
+                self.raw.update(name for name, gradient in self._gradients() if not is_finite(gradient))
+            self._has_noted = False
+            self._note_taught()
+
+    @property
+    def raw_bad(self) -> bool:
+        """Whether any gradients were not finite right after backward."""
+        return bool(self.raw)
 
     @property
     def is_due(self) -> bool:
@@ -120,6 +138,12 @@ class Engine:
             return False
         return self.look(parameters_of(optimizer)) or (is_due and not self.goes_on)
 
+    def after_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer's own step is over."""
+        if self.steps > self.target:
+            ours = {id(parameter) for parameter in parameters_of(optimizer) if parameter.grad is not None}
+            self.updated.update(name for name, p in unique_parameters(self.module) if id(p) in ours)
+
     def close(self) -> None:
         """The micro-batch is over: was it the one that went wrong?"""
         if self.guilty is None:
@@ -132,7 +156,9 @@ class Engine:
     def look(self, optimized: Iterable[Tensor]) -> bool:
         """Look at losses, buffers, and the gradients of these parameters; whether something is not finite."""
         with self.unseen():
-            self.finding = look(self.module, self.losses, optimized, self._buffers())
+            self._note_taught()
+            found = look(self.module, self.losses, optimized, self._buffers())
+            self.finding = dataclasses.replace(found, taught=tuple(map(frozenset, self._taught)))
             self._note_draws()
         return bool(self.finding.found_in)
 
@@ -147,11 +173,28 @@ class Engine:
         if updated:
             with self.unseen():
                 weights = tuple(name for name, weight in unique_parameters(self.module) if not is_finite(weight))
-        self.finding = dataclasses.replace(self.finding, gradients=before.gradients, weights=weights)
+        self.finding = dataclasses.replace(
+            self.finding, gradients=before.gradients, zeros=before.zeros, weights=weights
+        )
 
     def unseen(self) -> AbstractContextManager[None]:
         """What is done meanwhile is no part of the step."""
         return self.trace.paused() if self.trace is not None else nullcontext()
+
+    def _note_taught(self) -> None:
+        """To which gradients the micro-batch has added something: right after backward, or else when it is over."""
+        if not self._has_noted and self._taught:
+            self._has_noted = True
+            self._taught[-1].update(
+                name
+                for name, gradient in self._gradients()
+                if not is_zero(gradient) and self._bits.get(name) != _bits_of(gradient)
+            )
+
+    def _gradients(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in unique_parameters(self.module):
+            if parameter.grad is not None:
+                yield name, parameter.grad
 
     def _buffers(self) -> dict[str, Tensor]:
         """Those that were finite at the instant."""
@@ -161,6 +204,11 @@ class Engine:
         if not self.draws and self._drawn_from:
             now = RandomStates.take().generators
             self.draws = any(not torch.equal(state, now[name]) for name, state in self._drawn_from.items())
+
+
+def _bits_of(gradient: Tensor) -> int:
+    """By which a gradient is known to be another one; -0 is 0."""
+    return int(fingerprint(stored_values(gradient.detach()) + 0.0))
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -63,6 +63,14 @@ class Weighty(Net):
         return logits.exp().sum() + self.other(x).pow(2).mean() + self.layer(x).pow(2).mean()
 
 
+class Masked(Net):
+    """A mean over a mask, which may be empty."""
+
+    def loss(self, x: Tensor, mask: Tensor) -> Tensor:
+        total = mask.sum()
+        return (self.layer(x).pow(2).sum(1) * mask).sum() / (total.clamp(min=1) if FIXED else total)
+
+
 class Drawn(Net):
     """Bad where a number that is drawn is a rare one."""
 

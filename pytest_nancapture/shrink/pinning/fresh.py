@@ -8,8 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pytest_nancapture.bundle.manifest import Healed
+from pytest_nancapture.bundle.schema import read
 from pytest_nancapture.errors import DeviceUnavailableError, PinError
+from pytest_nancapture.shrink.candidate.pool import Pool
 
+_PATIENT = 600.0
+"""Seconds for a few replays of a step."""
 _LAST_WORDS = 12
 """Lines of a dead replay's stderr that go into the error."""
 
@@ -45,6 +50,14 @@ def replay_afresh(bundle: Path, device: str, *, trace: bool = False) -> dict[str
     words = error.get("message") or "\n".join(done.stderr.splitlines()[-_LAST_WORDS:])
     problem = f"the replay ended with exit code {done.returncode} and no verdict"
     raise PinError(f"{bundle}: not pinned: {problem}\n{words}".rstrip())
+
+
+def heal_afresh(bundle: Path, device: str) -> Healed | None:
+    """What the bundle's step would learn with its fault healed; None where that cannot be told."""
+    with Pool(bundle, device) as pool:
+        (answer,) = pool.ask([{"do": "heal"}], _PATIENT)
+    healed = answer.get("healed")
+    return read(Healed, healed, "healed") if healed is not None else None
 
 
 def _answer(text: str) -> dict[str, Any]:
