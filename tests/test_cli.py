@@ -750,6 +750,7 @@ def verdicts(monkeypatch: pytest.MonkeyPatch, shrinker: FakeShrinker) -> list[Re
     queue: list[ReplayResult] = []
     for module in (pinning, promoting):
         monkeypatch.setattr(module, "replay_afresh", lambda bundle, device, trace=False: queue.pop(0).as_dict())
+        monkeypatch.setattr(module, "heal_afresh", lambda bundle, device: None, raising=False)
     return queue
 
 

@@ -131,6 +131,9 @@ def _fault_rows(bundle: Bundle) -> Iterator[Row]:
     # A shrunk bundle names only the non-finite ones.
     if gradients.total > len(gradients.nonzero) and (gradients.nonzero or not gradients.nonfinite):
         yield "", f"{gradients.total - len(gradients.nonzero)} of {gradients.total} all zero"
+    if fault.healed is not None and fault.healed.idle:
+        idle = fault.healed.idle
+        yield "idle", f"{len(idle)}: {some(idle)}: this batch has nothing to teach them, so zeros are right"
     for key, names in (("buffers", fault.buffers), ("weights", fault.weights)):
         if names:
             yield key, f"{len(names)} not finite: {some(names)}"

@@ -51,6 +51,20 @@ class Gradients:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Healed:
+    """What the step would learn with its fault healed, in whatever way that might be done.
+
+    Attributes:
+        learns: whether any parameter would have a gradient other than 0.
+        idle: of the parameters whose gradients a replay asks for, those that this batch teaches nothing, whatever the
+            weights are.
+    """
+
+    learns: bool = True
+    idle: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fault:
     """What went wrong, where it was seen, and in which micro-batch.
 
@@ -64,6 +78,7 @@ class Fault:
         weights: names of parameters and buffers that were non-finite before the step began or, with
             ``optimizer_history``, after its update.
         seen: how many steps of the run had this fault; the bundle is the first one's.
+        healed: what is left for a fix to learn; None where that is not known.
     """
 
     kind: Literal["nan", "inf"]
@@ -78,6 +93,7 @@ class Fault:
     buffers: tuple[str, ...] = ()
     weights: tuple[str, ...] = ()
     seen: int = 1
+    healed: Healed | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +103,15 @@ class InitialRecord:
     Attributes:
         seed: of torch, numpy and python, set before the module is built.
         names: last parts of names -> the submodules that have all of them: ``{"bias weight": ("fc", "head")}``.
+        sha256: over name, dtype, shape and bytes of each, as they were when the fault was seen; empty where not known.
+        sketch: of each, in the order of their names, its dtype, its shape, and two sums of its values, which another
+            processor's rounding hardly changes.
     """
 
     seed: int
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    sha256: str = ""
+    sketch: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, names: Iterable[str], seed: int) -> InitialRecord:

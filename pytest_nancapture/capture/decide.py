@@ -7,11 +7,42 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from pytest_nancapture.bundle.manifest import Reproduced
-from pytest_nancapture.capture.rerun import Outcome
+from pytest_nancapture.bundle.manifest import Healed, Reproduced
 from pytest_nancapture.diagnose.culprit import Culprit
 from pytest_nancapture.step.finding import Finding
 from pytest_nancapture.step.run import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a rerun saw.
+
+    Attributes:
+        finding: at the optimizer step that was guilty in training.
+        guilty: position in the window of the first micro-batch after which something was not finite; None if none was.
+        raw_bad: gradients were not finite right after backward, before any hook.
+        seconds: how long it took.
+        culprit: what is to blame, if the operations were followed.
+        sent: the first of the step's own collectives to which this rank brought something not finite, from 1 up; 0 for
+            none.
+    """
+
+    finding: Finding
+    guilty: int | None
+    raw_bad: bool
+    seconds: float
+    culprit: Culprit | None = None
+    sent: int = 0
+
+    @property
+    def dropped(self) -> bool:
+        """Whether the module's own hooks mended the gradients before the update."""
+        return self.raw_bad and not self.finding.gradients.nonfinite and not self.finding.buffers
+
+    @property
+    def failed(self) -> bool:
+        """Whether the fault came back."""
+        return bool(self.finding.found_in) and not self.dropped
 
 
 class Share(IntEnum):
@@ -39,6 +70,7 @@ class Decision:
         seconds: how long a rerun takes; None where none was made, or it did not come back.
         culprit: what is to blame, once that is known.
         no_culprit: why it is not known, and how to find out.
+        healed: what is left to learn, once that is known.
     """
 
     blamed: tuple[int, ...]
@@ -48,6 +80,7 @@ class Decision:
     seconds: float | None = None
     culprit: Culprit | None = None
     no_culprit: str = ""
+    healed: Healed | None = None
 
 
 def decide(

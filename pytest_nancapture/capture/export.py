@@ -18,6 +18,7 @@ from pytest_nancapture.bundle.manifest import (
     BatchRecord,
     Fault,
     FetchRecord,
+    Healed,
     Manifest,
     MicroBatch,
     MissingRecord,
@@ -76,6 +77,7 @@ class Capture:
     culprit: Culprit | None = None
     changed: Mapping[tuple[str, str], Any]
     ignored: Collection[str]
+    healed: Healed | None = None
     buffers: BufferWatch
     changed_before_copy: tuple[str, ...] = ()
     optimizer_states: list[Any] | None = None
@@ -185,6 +187,7 @@ class Capture:
             gradients=finding.gradients,
             buffers=finding.buffers,
             weights=finding.weights,
+            healed=self.healed,
         )
 
     def _module_record(self) -> ModuleRecord:

@@ -78,6 +78,7 @@ class Recorder:
             culprit=decision.culprit,
             changed=self._keeper.attributes.changed(),
             ignored=self._keeper.attributes.ignored,
+            healed=decision.healed,
             buffers=self._buffers,
             changed_before_copy=tuple(sorted(moved(window))),
             optimizer_states=states,

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pytest_nancapture.bundle.manifest import Gradients, Healed, Reproduced
+from pytest_nancapture.capture.decide import Decision, Outcome
 from pytest_nancapture.diagnose.blame import culprit_of
 from pytest_nancapture.diagnose.culprit import Culprit
 from pytest_nancapture.diagnose.given import given_fault, given_number
+from pytest_nancapture.diagnose.healing import Healing, healed_step
 from pytest_nancapture.diagnose.source import package_folder
 from pytest_nancapture.diagnose.trace import Trace, traced
 from pytest_nancapture.step.engine import Engine
@@ -33,38 +36,6 @@ _TRACE_SECONDS = 60
 """A run is not held up for longer than this to name the culprit; a replay will name it too."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What a rerun saw.
-
-    Attributes:
-        finding: at the optimizer step that was guilty in training.
-        guilty: position in the window of the first micro-batch after which something was not finite; None if none was.
-        raw_bad: gradients were not finite right after backward, before any hook.
-        seconds: how long it took.
-        culprit: what is to blame, if the operations were followed.
-        sent: the first of the step's own collectives to which this rank brought something not finite, from 1 up; 0 for
-            none.
-    """
-
-    finding: Finding
-    guilty: int | None
-    raw_bad: bool
-    seconds: float
-    culprit: Culprit | None = None
-    sent: int = 0
-
-    @property
-    def dropped(self) -> bool:
-        """Whether the module's own hooks mended the gradients before the update."""
-        return self.raw_bad and not self.finding.gradients.nonfinite and not self.finding.buffers
-
-    @property
-    def failed(self) -> bool:
-        """Whether the fault came back."""
-        return bool(self.finding.found_in) and not self.dropped
-
-
 class Reruns:
     """Runs windows again, and hands out what each run saw.
 
@@ -78,6 +49,7 @@ class Reruns:
         self._trace = trace
         self._confirm = confirm
         self.engine: Engine | None = None
+        self._healed: set[Any] = set()
 
     def again(
         self, window: Window, optimizer: Any, target: int, trace: Trace | None = None, *, goes_on: bool = False
@@ -93,11 +65,46 @@ class Reruns:
         try:
             return self._run_again(window, optimizer, target, trace, goes_on=goes_on)
         except Exception as error:  # the user's step may raise anything; the capture goes on without its confirmation
-            log.warning("nancapture: rerunning the step in place raised %s: %s", type(error).__name__, error)
+            level = logging.DEBUG if trace is not None and trace.heals is not None else logging.WARNING
+            log.log(level, "nancapture: rerunning the step in place raised %s: %s", type(error).__name__, error)
             log.debug("nancapture: where it was raised", exc_info=True)
             return None
         finally:
             self.engine = None
+
+    def explained(
+        self, window: Window, optimizer: Any, target: int, decision: Decision, bad: Mapping[str, Tensor]
+    ) -> Decision:
+        """With its culprit, and with what is left to learn; every rank reruns, since the step may speak to others.
+
+        Args:
+            bad: weights that were not finite before the step.
+        """
+        began = time.monotonic()
+        culprit, why = self.culprit(window, optimizer, target, decision.seconds, bad)
+        healed = self.healed(
+            window,
+            optimizer,
+            target,
+            decision.seconds,
+            (culprit, decision.finding.gradients, decision.guilty),
+            is_mine=self._run.rank in decision.blamed,
+            began=began,
+        )
+        return dataclasses.replace(decision, culprit=culprit, no_culprit=why, healed=healed)
+
+    def explained_after(self, window: Window, target: int, decision: Decision) -> Decision:
+        """Make a bad update again, and find out what made it so."""
+        optimizer = window.last_optimizer
+        if self._run.any(any(batch.problem is not None for batch in window.batches)):
+            return decision
+        outcomes = [self.again(window, optimizer, target, goes_on=True) for _ in range(self._confirm)]
+        done = [outcome for outcome in outcomes if outcome is not None]
+        seen = [outcome for outcome in done if outcome.finding.weights]
+        seconds = max(outcome.seconds for outcome in done) if seen else None
+        culprit, why = self.culprit(window, optimizer, target, seconds, {}, goes_on=True)
+        reproduced = Reproduced(runs=len(seen), of=len(done))
+        return dataclasses.replace(decision, reproduced=reproduced, culprit=culprit, no_culprit=why)
 
     def culprit(
         self,
@@ -131,6 +138,44 @@ class Reruns:
         if given is not None and culprit == Culprit(phase=given.phase):
             return given, ""
         return culprit, "" if culprit is not None else "nothing that the rerun did leads to it; a replay may name it"
+
+    def healed(
+        self,
+        window: Window,
+        optimizer: Any,
+        target: int,
+        seconds: float | None,
+        fault: tuple[Culprit | None, Gradients, int],
+        *,
+        is_mine: bool,
+        began: float,
+    ) -> Healed | None:
+        """What the step would learn with its fault healed, once for each fault; every rank runs it again, or none.
+
+        Args:
+            seconds: that a run takes; None where the fault did not come back.
+            fault: its culprit, gradients, and the position of the guilty micro-batch in this rank's window.
+            is_mine: whether this rank is to blame.
+            began: when the culprit's run did, by the monotonic clock.
+        """
+        if self._run.any(bool(self._problem(seconds))):
+            return None
+        culprit, gradients, guilty = fault
+        known = (culprit and (culprit.op, culprit.file, culprit.line), gradients.nonfinite)
+        is_new = is_mine and known not in self._healed
+        self._healed.add(known)
+        if not self._run.any(is_new):
+            return None
+        each = time.monotonic() - began
+
+        def heal(healing: Healing) -> Finding | None:
+            # All ranks or none: the user's step may speak to the others, who would wait for ever.
+            if self._run.any(time.monotonic() - began + each > _TRACE_SECONDS):
+                return None
+            outcome = self.again(window, optimizer, target, _trace_of(self._run.module, healing))
+            return outcome.finding if outcome is not None else None
+
+        return healed_step(gradients, guilty, heal, self._run.any)
 
     def _problem(self, seconds: float | None) -> str:
         """Why operations are not followed; empty where they are."""
@@ -166,7 +211,9 @@ class Reruns:
                     engine.look_after(updated=True)
             finding = engine.finding
             assert finding is not None
-            culprit = _culprit_of(trace, run.module, finding, engine) if trace is not None else None
+            culprit = None
+            if trace is not None and trace.heals is None:
+                culprit = _culprit_of(trace, run.module, finding, engine)
         last = len(engine.losses) - 1 if finding.found_in else None
         return Outcome(
             finding=finding,
@@ -204,5 +251,5 @@ def _culprit_of(trace: Trace, module: nn.Module, finding: Finding, engine: Engin
     return given_number(culprit or Culprit(phase=phase), engine.bad_numbers)
 
 
-def _trace_of(module: nn.Module) -> Trace:
-    return Trace(module, {}, package_folder(module))
+def _trace_of(module: nn.Module, heals: Healing | None = None) -> Trace:
+    return Trace(module, {}, package_folder(module), heals=heals)

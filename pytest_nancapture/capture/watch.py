@@ -305,13 +305,12 @@ class Watch:
         )
         if decision is None:
             self._warn_of_scale()
-        else:
-            culprit, why = None, ""
-            if is_kept:
-                bad = self._record.bad_weights(window)
-                culprit, why = self._reruns.culprit(window, optimizer, target, decision.seconds, bad)
-            self._capture(window, target, dataclasses.replace(decision, culprit=culprit, no_culprit=why), late=is_late)
-            raise DropStep
+            return
+        if is_kept:
+            bad = self._record.bad_weights(window)
+            decision = self._reruns.explained(window, optimizer, target, decision, bad)
+        self._capture(window, target, decision, late=is_late)
+        raise DropStep
 
     def _warn_of_scale(self) -> None:
         """An overflow is routine, but not one of a scale that never gets finite again."""
@@ -332,7 +331,9 @@ class Watch:
                 weights = tuple(name for name, parameter in now.items() if not is_finite(parameter))
         if not bad and not weights:
             return
-        finding = look(self._module, [batch.losses for batch in window.batches], (), bad)
+        # What is left of the gradients is what the update was made of.
+        used = self._module.parameters() if weights else ()
+        finding = look(self._module, [batch.losses for batch in window.batches], used, bad)
         if weights:
             has = any(has_nan(p) for name, p in unique_parameters(self._module) if name in weights)
             finding = dataclasses.replace(finding, weights=weights, kind="nan" if has else "inf")
@@ -347,26 +348,13 @@ class Watch:
             reproduced=Reproduced(),
         )
         if weights and window.last_optimizer is not None:
-            decision = self._again_after(window, target, decision)
+            decision = self._reruns.explained_after(window, target, decision)
         if weights or self._run.world_size == 1:
             self._capture(window, target, decision, dropped=bool(weights or window.states))
         else:
             window.restore(self._module)
             path = self._record.write(window, target, decision)
             self._reaction.owe(captured(window, decision, path, dropped=False))
-
-    def _again_after(self, window: Window, target: int, decision: Decision) -> Decision:
-        """Make a bad update again, and find out what made it so."""
-        optimizer = window.last_optimizer
-        if self._run.any(any(batch.problem is not None for batch in window.batches)):
-            return decision
-        outcomes = [self._reruns.again(window, optimizer, target, goes_on=True) for _ in range(self._settings.confirm)]
-        done = [outcome for outcome in outcomes if outcome is not None]
-        seen = [outcome for outcome in done if outcome.finding.weights]
-        seconds = max(outcome.seconds for outcome in done) if seen else None
-        culprit, why = self._reruns.culprit(window, optimizer, target, seconds, {}, goes_on=True)
-        reproduced = Reproduced(runs=len(seen), of=len(done))
-        return dataclasses.replace(decision, reproduced=reproduced, culprit=culprit, no_culprit=why)
 
     @property
     def _engine(self) -> Engine | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from pytest_nancapture.bundle.tensors.kinds import stored_values
 from pytest_nancapture.bundle.tensors.names import buffers, parameters, submodules
 from pytest_nancapture.diagnose.arguments import has_bad_number, is_written, values_of
 from pytest_nancapture.diagnose.explain import explain, explain_gradient
+from pytest_nancapture.diagnose.healing import Healing
 from pytest_nancapture.diagnose.source import Source, user_source
 
 
@@ -115,18 +116,16 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(
-        self, module: nn.Module, batch: Mapping[str, Tensor], package: str = "", *, heals: bool = False
+        self, module: nn.Module, batch: Mapping[str, Tensor], package: str = "", *, heals: Healing | None = None
     ) -> None:
         """`batch`: the tensors that the step is given, by name; `package`: see :func:`user_source`.
 
-        With `heals`, every bad value becomes 0 where it is born: what is left is roughly what a fix will leave.
+        With `heals`, another number takes a bad value's place where it is born; the module is to be put back after.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self._package = package
         self._given: dict[int, GivenValue] = {}
-        self._heals = heals
-        self._batch = batch
-        self.expect(batch)
+        self.heals = heals
         self._module = module
         self._is_active = self.is_early = False
         self._writers: dict[int, Record] = {}
@@ -139,14 +138,13 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._read: Record | GivenValue | None = None
         self.births: dict[Birth, set[str]] = {}
         """Where bad values were born, and of what kind, also those that led to nothing."""
+        self.expect(batch)
 
     def start(self) -> None:
         """Watch from here on: the instant, when the captured values are in the module's tensors."""
-        if self._heals:
-            for tensor in (*self._batch.values(), *dict(parameters(self._module)).values()):
-                look = _look(tensor)
-                if look.nan:
-                    _heal(look)
+        if self.heals is not None:
+            self._mend_given(tensor for _, tensor in parameters(self._module))
+            self.heals.prepare_weights(self._module)
         for path, tensor in (*parameters(self._module), *buffers(self._module)):
             self._writers.pop(_memory(tensor), None)
             if _look(tensor).bad is not None:
@@ -159,6 +157,21 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The tensors of a batch are given to the step, by name."""
         for name, tensor in batch.items():
             self._given[_memory(tensor)] = GivenValue("input", name)
+        if self.heals is not None:
+            with self.paused():
+                self._mend_given(batch.values())
+                self.heals.prepare_batch(batch)
+
+    def _mend_given(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            look = _look(tensor)
+            if look.nan:
+                self._mend(look)
+
+    def _mend(self, look: _Look) -> None:
+        assert self.heals is not None
+        assert look.bad is not None
+        self.heals.mend(stored_values(look.tensor.data), look.bad)
 
     def stop(self) -> None:
         """Watch no more."""
@@ -228,9 +241,9 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         record = self._record(func, values, inputs, before, bad, source, node, forward)
         self._note_birth(record, bad)
-        if self._heals and record.birth in ("computed", "nan"):
+        if self.heals is not None and record.birth in ("computed", "nan"):
             for look in bad:
-                _heal(look)
+                self._mend(look)
             return result
         for look in bad:
             self._writers[_memory(look.tensor)] = record
@@ -345,12 +358,6 @@ def _look(tensor: Tensor) -> _Look:
         values = values.float()
     finite = values.isfinite()
     return _Look(tensor, None) if bool(finite.all()) else _Look(tensor, ~finite, bool(values.isnan().any()))
-
-
-def _heal(look: _Look) -> None:
-    assert look.bad is not None
-    with torch.no_grad():
-        stored_values(look.tensor.detach()).masked_fill_(look.bad, 0)
 
 
 def _reach(look: _Look, output: _Look) -> Tensor | None:

@@ -12,14 +12,16 @@ from torch import Tensor
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from pytest_nancapture.bundle.bundle import Bundle
-from pytest_nancapture.bundle.manifest import BATCH
+from pytest_nancapture.bundle.manifest import BATCH, Healed
 from pytest_nancapture.bundle.tensors.kinds import stored_values
 from pytest_nancapture.bundle.tensors.names import buffers, parameters, unique_parameters
 from pytest_nancapture.bundle.values.references import repository_root
 from pytest_nancapture.diagnose.blame import relative_file
+from pytest_nancapture.diagnose.healing import Healing, healed_step
 from pytest_nancapture.replay.hooks import ReplayHooks
+from pytest_nancapture.replay.initial import Fingerprint
 from pytest_nancapture.replay.result import ReplayResult
-from pytest_nancapture.replay.run import Replay, traceless
+from pytest_nancapture.replay.run import Replay, guilty_position, traceless
 from pytest_nancapture.step.check import is_finite
 from pytest_nancapture.step.finding import Finding
 from pytest_nancapture.step.scene import Source
@@ -38,6 +40,7 @@ class Observed:
         first: those places among them where they were born of finite ones, as ``file:line``.
         spares: whether every tensor of the batch that holds bad values has, along its first dimension, an entry that
             holds none.
+        initial: of the weights that were left to the code's initialiser; None where there are none.
     """
 
     result: ReplayResult
@@ -45,6 +48,7 @@ class Observed:
     births: Mapping[tuple[str, str, int], frozenset[str]]
     first: frozenset[str]
     spares: bool
+    initial: Fingerprint | None = None
 
 
 def observe(bundle: Bundle, source: Source, device: torch.device) -> Observed:
@@ -70,7 +74,14 @@ def observe(bundle: Bundle, source: Source, device: torch.device) -> Observed:
         if birth.is_first:
             first.add(f"{place[1]}:{place[2]}")
     result = ReplayResult(device=str(device), seconds=time.perf_counter() - start, **fields)
-    return Observed(result=result, finding=run.finding, births=births, first=frozenset(first), spares=spares)
+    return Observed(
+        result=result,
+        finding=run.finding,
+        births=births,
+        first=frozenset(first),
+        spares=spares,
+        initial=run.initial,
+    )
 
 
 def _has_good_entry(tensor: Tensor) -> bool:
@@ -86,7 +97,7 @@ def gradients_when_healed(bundle: Bundle, source: Source, device: torch.device) 
     """
     with traceless() as folder:
         run = Replay(bundle, device, ReplayHooks(), folder, source)
-        run.run(None, heals=True)
+        run.run(None, heals=Healing())
     finding = run.finding
     if finding is None or finding.found_in:
         return None
@@ -94,6 +105,18 @@ def gradients_when_healed(bundle: Bundle, source: Source, device: torch.device) 
     sizes = {name: stored_values(grad).abs().max().item() for name, grad in gradients.items() if grad is not None}
     largest = max(sizes.values(), default=0.0)
     return tuple(name for name, size in sizes.items() if size > _ROUNDING * largest)
+
+
+def learnt_when_healed(bundle: Bundle, source: Source, device: torch.device) -> Healed | None:
+    """What the step would learn with the fault of its manifest healed; None where that cannot be told."""
+
+    def heal(healing: Healing) -> Finding | None:
+        with traceless() as folder:
+            run = Replay(bundle, device, ReplayHooks(), folder, source)
+            run.run(None, heals=healing)
+            return run.finding
+
+    return healed_step(bundle.fault.gradients, guilty_position(bundle.manifest), heal)
 
 
 def initial_tensors(bundle: Bundle, source: Source, device: torch.device) -> dict[str, Tensor]:

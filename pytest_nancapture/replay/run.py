@@ -10,6 +10,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -18,17 +19,20 @@ import torch
 
 from pytest_nancapture.bundle import numerics, rng
 from pytest_nancapture.bundle.bundle import Bundle
+from pytest_nancapture.bundle.manifest import Manifest
 from pytest_nancapture.bundle.tensors.names import submodules
 from pytest_nancapture.bundle.text import some
 from pytest_nancapture.diagnose.blame import culprit_of
 from pytest_nancapture.diagnose.culprit import Culprit
 from pytest_nancapture.diagnose.given import given_fault, given_number
+from pytest_nancapture.diagnose.healing import Healing
 from pytest_nancapture.diagnose.source import package_folder
 from pytest_nancapture.diagnose.trace import Trace, traced
 from pytest_nancapture.errors import MismatchError, RebuildError
 from pytest_nancapture.loops.loop import Loop, loop_named
 from pytest_nancapture.replay.device import choose_device
 from pytest_nancapture.replay.hooks import ReplayHooks
+from pytest_nancapture.replay.initial import Fingerprint, other_initial
 from pytest_nancapture.replay.resolve import resolver_for
 from pytest_nancapture.replay.result import ReplayResult, Verdict
 from pytest_nancapture.replay.verdict import judge
@@ -69,6 +73,7 @@ class Replay:
         finding: what the step was seen to do; None until it ran, or where it did not come to its end.
         stepped: the module that ran it, as it was left.
         trace: of the operations, if one was asked for.
+        initial: of the weights that were left to the code's initialiser, as the step began with them.
     """
 
     def __init__(
@@ -80,6 +85,8 @@ class Replay:
         self.finding: Finding | None = None
         self.stepped: Any = None
         self.trace: Trace | None = None
+        self.initial: Fingerprint | None = None
+        self._others = ""
         self._device = device
         self._is_given = False
         self._hooks = hooks
@@ -87,16 +94,18 @@ class Replay:
         self._resolver = resolver_for(bundle)
         self._decoder = content.decoder(self._resolver)
 
-    def run(self, module: Any, *, compiled: bool = False, trace: bool = False, heals: bool = False) -> dict[str, Any]:
+    def run(
+        self, module: Any, *, compiled: bool = False, trace: bool = False, heals: Healing | None = None
+    ) -> dict[str, Any]:
         """The fields of the result but device and seconds; for `heals` see :class:`Trace`."""
-        manifest, notes = self._bundle.manifest, self._notes(given=module is not None)
+        manifest, notes = self._bundle.manifest, self._notes()
         blamed = {name: self._content.weights[name] for name in manifest.fault.weights if name in self._content.weights}
         try:
             given = given_fault(blamed, self._content.batch)
             # What a hook of the module's makes of bad values, only a trace can tell.
             certain = given_fault(blamed, self._content.given(manifest.batch))
             step = self.module(module)
-            if trace or heals:
+            if trace or heals is not None:
                 self.trace = Trace(step, self._content.batch, package_folder(step), heals=heals)
             engine = self._play(step, compiled=compiled)
         except MismatchError as error:
@@ -111,11 +120,18 @@ class Replay:
         if finding is None:
             return self._without_verdict("error", "training ended before the captured step was over", notes)
         notes = (*notes, *filter(None, [other_dtypes(step, self._content.weights), self._other_draws(engine)]))
-        window = [batch.batch_idx for batch in manifest.batch.window]
-        guilty = window.index(manifest.fault.batch_idx) if manifest.fault.batch_idx in window else len(window) - 1
-        # Whoever builds the module with a hook, or gives one, answers for what it holds.
-        missing = () if self._is_given else manifest.module.missing
-        found = judge(finding, manifest.fault, guilty, certain, missing)
+        found = judge(
+            finding,
+            manifest.fault,
+            guilty_position(manifest),
+            certain,
+            raw=engine.raw,
+            updated=engine.updated,
+            others=self._others,
+            # Whoever builds the module with a hook, or gives one, answers for what it holds.
+            missing=() if self._is_given else manifest.module.missing,
+        )
+        notes = (*notes, *found.notes)
         culprit = found.culprit
         if self.trace is not None and culprit is not None:
             culprit = culprit_of(self.trace, step, finding, engine.losses) or culprit
@@ -171,6 +187,7 @@ class Replay:
             device=self._device,
             folder=self._folder,
             batch=self._batch,
+            restored=partial(self._note_initial, module),
             trace=self.trace,
             fitted=_compile(module, self._bundle.manifest.module.compiled) if compiled else None,
             overrides=(self._hooks.trainer_kwargs and self._hooks.trainer_kwargs(self._bundle)) or {},
@@ -179,12 +196,19 @@ class Replay:
             self._loop.play(scene)
         return scene.engine
 
+    def _note_initial(self, module: Any) -> None:
+        """Whether weights that were left to the code are those that the fault was seen with."""
+        record = self._bundle.manifest.module
+        if record.initial is not None:
+            self.initial = Fingerprint.of(module, record.initial)
+            self._others = other_initial(record.initial, self.initial)
+
     def _batch(self, tree: Any) -> Any:
         batch = self._decoder.decode(tree)
         changed = self._hooks.batch(self._bundle, batch) if self._hooks.batch is not None else None
         return batch if changed is None else changed
 
-    def _notes(self, *, given: bool) -> tuple[str, ...]:
+    def _notes(self) -> tuple[str, ...]:
         """What a reader should know before trusting the verdict."""
         manifest, notes = self._bundle.manifest, []
         if manifest.device_kind != self._device.type:
@@ -197,9 +221,6 @@ class Replay:
         if manifest.module.synchronized:
             norms = some(manifest.module.synchronized)
             notes.append(f"the statistics of {norms} were taken over all ranks, here over this rank's batch alone")
-        initial = manifest.module.initial
-        if given and initial is not None:
-            notes.append(f"{len(initial.all_names())} weights are those of the module given: the bundle holds none")
         if manifest.module.changed_before_copy:
             notes.append("the step had changed weights before they could be copied")
         return tuple(notes)
@@ -220,6 +241,12 @@ class Replay:
     ) -> dict[str, Any]:
         fields = {"verdict": verdict, "reason": reason, "detail": detail, "notes": notes}
         return {**fields, "loss": None, "nonfinite": (), "culprit": None}
+
+
+def guilty_position(manifest: Manifest) -> int:
+    """Of the guilty micro-batch in the window."""
+    window = [batch.batch_idx for batch in manifest.batch.window]
+    return window.index(manifest.fault.batch_idx) if manifest.fault.batch_idx in window else len(window) - 1
 
 
 @contextmanager

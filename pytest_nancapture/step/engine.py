@@ -9,7 +9,7 @@ gradients, and :meth:`Engine.close` at its end; :meth:`Engine.begin_update`, :me
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pytest_nancapture.bundle.rng import RandomStates
+from pytest_nancapture.bundle.tensors.kinds import stored_values
 from pytest_nancapture.bundle.tensors.names import buffers, unique_parameters
-from pytest_nancapture.step.check import all_finite, is_finite
+from pytest_nancapture.step.check import all_finite, fingerprint, is_finite, is_zero
 from pytest_nancapture.step.finding import Finding, look, note_backward
 from pytest_nancapture.step.state.inventory import can_be_kept
 from pytest_nancapture.step.state.optimizers import bad_numbers, parameters_of
@@ -67,9 +68,10 @@ class Engine:
         steps: how many times an optimizer was about to step.
         finding: of the last look; None before the first.
         guilty: the first micro-batch after which something was not finite, where :meth:`close` was called.
-        raw_bad: gradients were not finite right after backward, before any hook.
+        raw: names of the parameters whose gradients were not finite right after a backward, before any hook.
         draws: whether the step took random numbers from torch.
         bad_numbers: hyperparameters that were not finite when the last optimizer was about to step, a text each.
+        updated: names of the parameters that the guilty update, or one after it, was made of.
     """
 
     module: nn.Module
@@ -82,9 +84,10 @@ class Engine:
     steps: int = 0
     finding: Finding | None = None
     guilty: int | None = None
-    raw_bad: bool = False
+    raw: set[str] = field(default_factory=set)
     draws: bool = False
     bad_numbers: tuple[str, ...] = ()
+    updated: set[str] = field(default_factory=set)
     _has_begun: bool = False
     _is_early: bool = False
     _tolerated: frozenset[str] = frozenset()
@@ -92,6 +95,9 @@ class Engine:
     _evaluations: int = 0
     _before_evaluation: int = 0
     _drawn_from: Mapping[str, Tensor] = field(default_factory=dict)
+    _taught: list[set[str]] = field(default_factory=list)
+    _bits: Mapping[str, int] = field(default_factory=dict)
+    _has_noted: bool = False
 
     def open_early(self, rng: RandomStates, batch: Mapping[str, Tensor]) -> None:
         """The module's own hook is about to make the next micro-batch; for the first it sees the module of the instant.
@@ -142,7 +148,11 @@ class Engine:
                 self.restore()
                 now = (pair for pair in buffers(self.module) if can_be_kept(pair[1]))
                 self._tolerated = frozenset(name for name, buffer in now if not is_finite(buffer))
+            self._note_taught()
             self.losses.append([])
+            self._taught[len(self.losses) - 1 :] = [set()]
+            self._bits = {} if is_first else {name: _bits_of(grad) for name, grad in self._gradients()}
+            self._has_noted = False
         self.drawn(rng)
         if self.trace is not None:
             if not self._is_early:
@@ -159,7 +169,15 @@ class Engine:
     def after_backward(self) -> None:
         """Gradients are there, and no hook has seen them yet."""
         with self.unseen():
-            self.raw_bad = self.raw_bad or not all_finite(gradients_of(self.module))
+            if not all_finite(gradients_of(self.module)):
+                self.raw.update(name for name, gradient in self._gradients() if not is_finite(gradient))
+            self._has_noted = False
+            self._note_taught()
+
+    @property
+    def raw_bad(self) -> bool:
+        """Whether any gradients were not finite right after backward."""
+        return bool(self.raw)
 
     @property
     def is_due(self) -> bool:
@@ -199,6 +217,12 @@ class Engine:
         """The optimizer step is over."""
         self._in_update(False)
 
+    def after_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer's own step is over."""
+        if self.steps > self.target:
+            ours = {id(parameter) for parameter in parameters_of(optimizer) if parameter.grad is not None}
+            self.updated.update(name for name, p in unique_parameters(self.module) if id(p) in ours)
+
     def close(self) -> None:
         """The micro-batch is over: was it the one that went wrong?"""
         if self.guilty is None:
@@ -211,10 +235,11 @@ class Engine:
     def look(self, optimized: Iterable[Tensor]) -> bool:
         """Look at losses, buffers, and the gradients of these parameters; whether something is not finite."""
         with self.unseen():
-            finding = look(self.module, self.losses, optimized, self._buffers())
-            if finding.found_in and self.steps > 1 and not self._good_weights <= self._finite_weights():
-                finding = dataclasses.replace(finding, by_update=True)
-            self.finding = finding
+            self._note_taught()
+            found = look(self.module, self.losses, optimized, self._buffers())
+            is_moved = found.found_in and self.steps > 1 and not self._good_weights <= self._finite_weights()
+            taught = tuple(map(frozenset, self._taught))
+            self.finding = dataclasses.replace(found, taught=taught, by_update=bool(is_moved))
             self._note_draws()
         return bool(self.finding.found_in)
 
@@ -229,11 +254,28 @@ class Engine:
         if updated:
             with self.unseen():
                 weights = tuple(name for name, weight in unique_parameters(self.module) if not is_finite(weight))
-        self.finding = dataclasses.replace(self.finding, gradients=before.gradients, weights=weights)
+        self.finding = dataclasses.replace(
+            self.finding, gradients=before.gradients, zeros=before.zeros, weights=weights
+        )
 
     def unseen(self) -> AbstractContextManager[None]:
         """What is done meanwhile is no part of the step."""
         return self.trace.paused() if self.trace is not None else nullcontext()
+
+    def _note_taught(self) -> None:
+        """To which gradients the micro-batch has added something: right after backward, or else when it is over."""
+        if not self._has_noted and self._taught:
+            self._has_noted = True
+            self._taught[-1].update(
+                name
+                for name, gradient in self._gradients()
+                if not is_zero(gradient) and self._bits.get(name) != _bits_of(gradient)
+            )
+
+    def _gradients(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in unique_parameters(self.module):
+            if parameter.grad is not None:
+                yield name, parameter.grad
 
     def _buffers(self) -> dict[str, Tensor]:
         """Those that were finite at the instant."""
@@ -254,6 +296,11 @@ class Engine:
 
 def _is_good(weight: Tensor) -> bool:
     return is_lazy(weight) or not can_be_kept(weight) or is_finite(weight)
+
+
+def _bits_of(gradient: Tensor) -> int:
+    """By which a gradient is known to be another one; -0 is 0."""
+    return int(fingerprint(stored_values(gradient.detach()) + 0.0))
 
 
 def gradients_of(module: nn.Module) -> list[Tensor]:

@@ -21,6 +21,8 @@ class Finding:
         losses: one text a micro-batch, such as ``nan`` or ``0.531``; empty where there was none.
         bad_losses: the positions of the non-finite ones in the window.
         gradients: those of the optimizer that was about to step.
+        zeros: parameters whose gradients are there, and 0 throughout.
+        taught: of each micro-batch, the parameters to whose gradients it added anything but 0.
         buffers: names of the non-finite ones.
         weights: names of the non-finite ones.
         by_update: the loss was computed with weights that an earlier update or evaluation of the same step, in the
@@ -31,6 +33,8 @@ class Finding:
     losses: tuple[str, ...] = ()
     bad_losses: tuple[int, ...] = ()
     gradients: Gradients = field(default_factory=Gradients)
+    zeros: tuple[str, ...] = ()
+    taught: tuple[frozenset[str], ...] = ()
     buffers: tuple[str, ...] = ()
     weights: tuple[str, ...] = ()
     by_update: bool = False
@@ -81,6 +85,7 @@ def look(
     ours = {id(parameter) for parameter in optimized}
     gradients = {name: p.grad for name, p in unique_parameters(module) if p.grad is not None and id(p) in ours}
     bad = {name: gradient for name, gradient in gradients.items() if not is_finite(gradient)}
+    zeros = tuple(name for name, gradient in gradients.items() if name not in bad and is_zero(gradient))
     bad_losses = tuple(i for i, values in enumerate(per_batch) if not all(map(is_finite, values)))
     bad_buffers = {name: buffer for name, buffer in buffers.items() if not is_finite(buffer)}
     suspects = [loss for i in bad_losses for loss in per_batch[i]] or [*bad.values(), *bad_buffers.values()]
@@ -90,8 +95,9 @@ def look(
         gradients=Gradients(
             total=len(gradients),
             nonfinite=tuple(bad),
-            nonzero=tuple(name for name, gradient in gradients.items() if name in bad or not is_zero(gradient)),
+            nonzero=tuple(name for name in gradients if name not in zeros),
         ),
+        zeros=zeros,
         buffers=tuple(bad_buffers),
         kind="nan" if any(map(has_nan, suspects)) else "inf",
     )

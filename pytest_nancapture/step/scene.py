@@ -143,6 +143,7 @@ def set_scene(
     device: torch.device,
     folder: str,
     batch: Callable[[Any], Any] | None = None,
+    restored: Callable[[], None] | None = None,
     trace: Tracer | None = None,
     fitted: Any = None,
     overrides: dict[str, Any] | None = None,
@@ -151,13 +152,14 @@ def set_scene(
 
     Args:
         batch: makes a micro-batch of its tree; None for just that.
+        restored: called whenever the module was brought to the instant.
     """
     states = None
     if manifest.optimizer is not None:
         states = [decoder.decode(state) for state in manifest.optimizer.states]
     engine = Engine(
         module=module,
-        restore=partial(_restore, module, manifest, content, decoder.resolver),
+        restore=partial(_restore, module, manifest, content, decoder.resolver, restored),
         target=manifest.trainer.guilty_step,
         judges_all=True,
         # The fault showed only after the update, in buffers that hooks write or in the weights.
@@ -182,10 +184,14 @@ def set_scene(
     )
 
 
-def _restore(module: Any, manifest: Manifest, content: Content, resolver: Resolver) -> None:
+def _restore(
+    module: Any, manifest: Manifest, content: Content, resolver: Resolver, restored: Callable[[], None] | None
+) -> None:
     # Of copies: a hook that runs before the instant may change them, and then they are needed again.
     decoder = Decoder({name: tensor.clone() for name, tensor in content.others.items()}, resolver)
     bring_to_the_instant(module, manifest.module, content.weights, decoder)
+    if restored is not None:
+        restored()
 
 
 def _given(micro: MicroBatch, make: Callable[[Any], Any]) -> Any:

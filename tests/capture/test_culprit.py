@@ -40,13 +40,20 @@ def test_the_log_names_the_line_the_operation_and_why(tmp_path, caplog):
     }
 
 
-@pytest.mark.parametrize(("options", "reruns"), [({}, 2), ({"trace": False}, 1), ({"confirm": 0}, 0)])
-def test_the_trace_costs_one_rerun(tmp_path, monkeypatch, options, reruns):
-    """And none where it is switched off, or where no rerun was wanted at all."""
+@pytest.mark.parametrize(("options", "reruns"), [({}, 4), ({"trace": False}, 1), ({"confirm": 0}, 0)])
+def test_the_trace_costs_a_few_reruns(tmp_path, monkeypatch, options, reruns):
+    """One for the culprit, and some to see what a fix may leave to learn; none where it is switched off."""
     monkeypatch.setattr(Counted, "calls", 0)
     bundle = capture_one(Counted(), batches(), tmp_path, **options)
     proofs = min(reruns, 1)
-    assert (Counted.calls, bundle.fault.culprit is not None) == (5 + reruns + proofs, reruns == 2)
+    assert (Counted.calls, bundle.fault.culprit is not None) == (5 + reruns + proofs, reruns == 4)
+
+
+def test_the_same_fault_again_is_not_healed_again(tmp_path, monkeypatch):
+    """It is counted, and its bundle says already what there is to learn."""
+    monkeypatch.setattr(Counted, "calls", 0)
+    fit(Counted(), batches(bad=[1, 3]), NaNCapture(tmp_path, on_capture="skip"))
+    assert Counted.calls == 6 + 4 + 2 + 1
 
 
 def test_a_step_that_takes_long_is_not_traced(tmp_path, monkeypatch):

@@ -32,7 +32,11 @@ class Net(pl.LightningModule):
 
 
 class OneSample(Net):
-    """A root of 0 where a sample's length is 0."""
+    """A division by 0 where a sample's length is 0; its weights are worth more than what it takes to make them anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 64)
 
     def loss(self, x: Tensor, length: Tensor) -> Tensor:
         eps = 1e-6 if FIXED else 0.0
@@ -61,6 +65,14 @@ class Weighty(Net):
         if FIXED:
             logits = logits / 1000
         return logits.exp().sum() + self.other(x).pow(2).mean() + self.layer(x).pow(2).mean()
+
+
+class Masked(Net):
+    """A mean over a mask, which may be empty."""
+
+    def loss(self, x: Tensor, mask: Tensor) -> Tensor:
+        total = mask.sum()
+        return (self.layer(x).pow(2).sum(1) * mask).sum() / (total.clamp(min=1) if FIXED else total)
 
 
 class Drawn(Net):

@@ -9,9 +9,10 @@ import pytest
 import torch
 from inline import Inline
 
-from pytest_nancapture.bundle.manifest import BATCH, RNG, WEIGHTS
+from pytest_nancapture.bundle.manifest import BATCH, RNG, WEIGHTS, Healed
 from pytest_nancapture.bundle.tensors.file import read_tensors
 from pytest_nancapture.shrink import shrinker
+from pytest_nancapture.shrink.pinning.fresh import heal_afresh
 
 if TYPE_CHECKING:
     from pytest_nancapture import Bundle
@@ -74,6 +75,23 @@ def test_a_rare_draw(capture: Any, shrunk: Any, mended: Any) -> None:
     assert tensors(result.bundle, RNG) != {}
     assert "random state kept: the fault depends on it, and did not come under any seed that was tried" in result.kept
     assert mended(result.bundle) == "finite"
+
+
+def test_nothing_to_learn(capture: Any, shrunk: Any, mended: Any) -> None:
+    """A fix that leaves zeros passes with the smaller bundle, as with the captured one."""
+    bundle = capture(nets.Masked(), [(nets.batch()[0], torch.zeros(16))])
+    result = shrunk(bundle)
+
+    nothing = Healed(learns=False, idle=("layer.weight", "layer.bias"))
+    assert [each.fault.healed for each in (bundle, result.bundle)] == [nothing, nothing]
+    assert [mended(bundle), mended(result.bundle)] == ["finite", "finite"]
+
+
+def test_nothing_to_learn_of_a_bundle_that_does_not_say(capture: Any) -> None:
+    """A pin that leaves a bundle as it is finds out what its capture did not."""
+    bundle = capture(nets.Masked(), [(nets.batch()[0], torch.zeros(16))], settings={"trace": False})
+    assert bundle.fault.healed is None
+    assert heal_afresh(bundle.path, "cpu") == Healed(learns=False, idle=("layer.weight", "layer.bias"))
 
 
 def test_large_values(capture: Any, shrunk: Any, mended: Any) -> None:

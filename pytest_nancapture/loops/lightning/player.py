@@ -103,8 +103,10 @@ class Player:
         wraps.put(self._module, "on_train_batch_start", self._on_train_batch_start)
         wraps.put(self._module, last_hook(self._module), self._before_update)
         wraps.put(self._module, "on_train_batch_end", self._on_train_batch_end)
+        wraps.put(self._module, "on_after_backward", self._on_after_backward)
         wraps.put(strategy, "backward", self._backward)
         wraps.put(strategy, "optimizer_step", self._optimizer_step)
+        wraps.put_after_steps(trainer.optimizers, self._engine.after_update)
         if not self._module.automatic_optimization:
             wraps.put_on_raw_steps(strategy, trainer.optimizers, self._raw_step)
         if takes_iterator(trainer):
@@ -155,6 +157,10 @@ class Player:
     def _backward(self, original: Callable[..., Any], loss: Tensor, *args: Any, **kwargs: Any) -> Any:
         self._engine.backward(loss)
         return original(loss, *args, **kwargs)
+
+    def _on_after_backward(self, original: Callable[..., Any]) -> Any:
+        self._engine.after_backward()
+        return original()
 
     def _optimizer_step(
         self, original: Callable[..., Any], optimizer: Any, closure: Any, *args: Any, **kwargs: Any

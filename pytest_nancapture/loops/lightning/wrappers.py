@@ -107,6 +107,13 @@ class Wraps:
         for optimizer in every.values():
             self.put(optimizer, "step", functools.partial(raw, optimizer))
 
+    def put_after_steps(self, optimizers: Iterable[Any], after: Callable[[Any], None]) -> None:
+        """Call ``after(optimizer)`` when torch's own ``step`` is over, whoever called it."""
+        for optimizer in optimizers:
+            if hasattr(optimizer, "register_step_post_hook"):
+                hook = optimizer.register_step_post_hook(lambda stepped, *_: after(stepped))
+                self._undo.append(hook.remove)
+
     def take_off(self) -> None:
         """Remove all, last one first; one that somebody has wrapped again stays, and does nothing but pass on."""
         while self._undo:

@@ -40,10 +40,11 @@ class Worker:
         self._held: Original | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """To one request: ``look`` at the bundle as it lies there, ``survey`` it, ``try`` or ``write`` a plan."""
+        """To one request: ``look`` at the bundle as it lies there, ``heal`` it, ``try`` or ``write`` a plan ..."""
         actions: dict[str, Callable[..., dict[str, Any]]] = {
             "load": self._load,
             "look": self._look,
+            "heal": self._heal,
             "survey": self._survey,
             "try": self._try,
             "write": self._write,
@@ -76,6 +77,14 @@ class Worker:
             seen["healed"] = gradients_when_healed(self._bundle, source, self._device)
         return {"seen": seen, "size": self._bundle.size}
 
+    def _heal(self) -> dict[str, Any]:
+        from pytest_nancapture.replay.observe import learnt_when_healed
+        from pytest_nancapture.step.scene import stored_in
+
+        self._bundle.verify()
+        healed = learnt_when_healed(self._bundle, stored_in(self._bundle.path), self._device)
+        return {"healed": dataclasses.asdict(healed) if healed is not None else None}
+
     def _survey(self) -> dict[str, Any]:
         from pytest_nancapture.shrink.candidate.survey import survey
 
@@ -89,8 +98,18 @@ class Worker:
         from pytest_nancapture.bundle.write import fill_folder
 
         candidate, manifest, answer = self._evaluate(plan, fault)
+        manifest = dataclasses.replace(manifest, fault=self._with_healed(manifest, candidate))
         fill_folder(Path(folder), manifest, candidate.plain)
-        return answer
+        return {**answer, "size": candidate.size(manifest)}
+
+    def _with_healed(self, manifest: Manifest, candidate: Candidate) -> Fault:
+        """What is left to learn of the smaller step may be less than of the captured one."""
+        from pytest_nancapture.bundle.bundle import Bundle
+        from pytest_nancapture.replay.observe import learnt_when_healed
+
+        bundle = Bundle(self._bundle.path, manifest)
+        healed = learnt_when_healed(bundle, candidate.source, self._device)
+        return dataclasses.replace(manifest.fault, healed=healed)
 
     def _evaluate(self, data: Any, fault: Any) -> tuple[Candidate, Manifest, dict[str, Any]]:
         from pytest_nancapture.bundle.bundle import Bundle
@@ -110,7 +129,12 @@ class Worker:
         # A second replay only where it decides.
         if not unlike(read(SeenFault, fault, "fault"), read(SeenFault, json.loads(json.dumps(seen)), "seen")):
             seen["healed"] = gradients_when_healed(bundle, candidate.source, self._device)
-        full = dataclasses.replace(manifest, fault=_fault(manifest.fault, observed, candidate))
+        module = manifest.module
+        if module.initial is not None and observed.initial is not None:
+            seen_with = observed.initial
+            initial = dataclasses.replace(module.initial, sha256=seen_with.sha256, sketch=seen_with.sketch)
+            module = dataclasses.replace(module, initial=initial)
+        full = dataclasses.replace(manifest, module=module, fault=_fault(manifest.fault, observed, candidate))
         return candidate, full, {"seen": seen, "size": candidate.size(full)}
 
 

@@ -19,7 +19,7 @@ from pytest_nancapture.bundle.text import human_size, size_above
 from pytest_nancapture.errors import NancaptureError, PinError
 from pytest_nancapture.shrink.display import shrinking_line
 from pytest_nancapture.shrink.options import DEFAULTS, ShrinkOptions
-from pytest_nancapture.shrink.pinning.fresh import replay_afresh
+from pytest_nancapture.shrink.pinning.fresh import heal_afresh, replay_afresh
 from pytest_nancapture.shrink.pinning.name import readable_name
 from pytest_nancapture.shrink.pinning.place import check_name, copy_bundle, free_name
 from pytest_nancapture.shrink.pinning.twin import is_traced, pinned_twin, same_culprit
@@ -105,6 +105,11 @@ def pin(
             raise PinError(_still_too_large(bundle, small, max_size))
         place = folder / name if name else free_name(folder, readable_name(bundle.manifest, culprit))
         manifest = _pinned_manifest(small.bundle.manifest, culprit, red=result is not None, known=known)
+        if result is not None and small.shrunk is None and manifest.fault.healed is None:
+            # Its capture did not find out what is left for a fix to learn.
+            healed = heal_afresh(small.bundle.path, device)
+            if healed is not None:
+                manifest = dataclasses.replace(manifest, fault=dataclasses.replace(manifest.fault, healed=healed))
         return dataclasses.replace(small, bundle=copy_bundle(small.bundle, place, manifest))
 
 

@@ -35,4 +35,5 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What the replays answer, in order; one that was not expected fails the test."""
     queue: list[dict[str, Any]] = []
     monkeypatch.setattr(module, "replay_afresh", lambda bundle, device, trace: queue.pop(0))
+    monkeypatch.setattr(module, "heal_afresh", lambda bundle, device: None)
     return queue

@@ -9,7 +9,7 @@ import pytest
 from one_fault import NAME
 
 from pytest_nancapture.errors import DeviceUnavailableError, PinError
-from pytest_nancapture.shrink.pinning.fresh import replay_afresh
+from pytest_nancapture.shrink.pinning.fresh import heal_afresh, replay_afresh
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,3 +92,8 @@ def test_a_fresh_process_that_dies(source: Path, stand_in: Any) -> None:
         "CUDA error: device-side assert triggered"
     )
     assert expected == str(caught.value)
+
+
+def test_a_step_that_cannot_be_healed(source: Path) -> None:
+    """Nothing is claimed of what it would learn, and the pin goes on."""
+    assert heal_afresh(source, "cpu") is None
