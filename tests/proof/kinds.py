@@ -18,7 +18,7 @@ DURING_FIT = frozenset({"callback", "callback after a step", "step", "optimizer 
 ALWAYS = BEFORE_FIT | HOOKS | DURING_FIT | {RESUMED}
 NOT_LOADED = ALWAYS - {RESUMED}
 """Of what a checkpoint holds anyway, and loads after the hook."""
-OUTSIDE = ALWAYS - {"saved argument", "ignored argument", "countdown"}
+LATE = ALWAYS - {"saved argument", "ignored argument", "countdown"}
 WITH_TRAINER = DURING_FIT - {"forward", "countdown"}
 
 
@@ -157,6 +157,97 @@ _OBJECTS = {
     ),
     "partial": Kind(make="functools.partial(int, {n})", get="{s}()"),
 }
+_ALMOST_EQUAL = {
+    "sign of zero": Kind(make="(0.0 if {n} else -0.0)", get="math.copysign(1, {s}) + 1", most=1),
+    "type of a number": Kind(make="(1 if {n} else True)", get="float(type({s}) is int)", most=1),
+    "order of a dict": Kind(
+        make='({{"a": 1, "b": 0}} if {n} else {{"b": 0, "a": 1}})',
+        get="next(iter({s}.values()))",
+        put='({s}.update(b={s}.pop("b")) if {n} else {s}.update(a={s}.pop("a")))',
+        most=1,
+    ),
+    "longest of a deque": Kind(make="collections.deque([7], maxlen=int({n}) + 1)", get="{s}.maxlen - 1"),
+    "default of a defaultdict": Kind(
+        make="collections.defaultdict(bool if {n} else int)",
+        get="float({s}.default_factory is bool)",
+        put="{s}.default_factory = bool if {n} else int",
+        most=1,
+    ),
+    "dtype of a tensor": Kind(
+        make="torch.ones(2, dtype=torch.float64 if {n} else torch.float32)",
+        get="float({s}.dtype is torch.float64)",
+        most=1,
+    ),
+    "dtype of an array": Kind(make="np.ones(2, np.float64 if {n} else np.float32)", get="{s}.itemsize - 4.0", most=1),
+    "gradient of a tensor": Kind(
+        make="torch.ones(2, requires_grad=bool({n}))",
+        get="float({s}.requires_grad)",
+        put="{s}.requires_grad_(bool({n}))",
+        most=1,
+    ),
+    "list or tuple": Kind(make="([1] if {n} else (1,))", get="float(isinstance({s}, list))", most=1),
+    "whether two are one": Kind(
+        anew="{o}.twin = [1]; {s} = [1] if {n} else {o}.twin",
+        get="float({s} is not {o}.twin)",
+        written=False,
+        most=1,
+    ),
+    "whether it is there": Kind(
+        anew="vars({o}).update({name}=1) if {n} else vars({o}).pop({name!r})",
+        get="float(hasattr({o}, {name!r}))",
+        written=False,
+        most=1,
+        whens=LATE,
+    ),
+    "whether a key is there": Kind(
+        make='({{"a": 1, "b": 2}} if {n} else {{"b": 2}})',
+        get='float("a" in {s})',
+        put='{s}.update(a=1) if {n} else {s}.pop("a")',
+        most=1,
+    ),
+    "new attribute": Kind(get="getattr({o}, {name!r}, 1)", put="{s} = {n}", whens=LATE),
+    "new buffer": Kind(
+        get="getattr({o}, {name!r}, torch.ones(()))",
+        put="{o}.register_buffer({name!r}, torch.tensor(float({n})))",
+        whens=LATE - {RESUMED},
+    ),
+}
+_LARGE = {
+    "long list": Kind(make="[1.0] * 20_000 + [{n}]", get="{s}[-1]", put="{s}[-1] = {n}", written=False),
+    "large dict": Kind(
+        make="{{i: {n} for i in range(20_000)}}", get="{s}[19_999]", put="{s}[19_999] = {n}", written=False
+    ),
+    "deep list": Kind(
+        make="[[[[[[[[[[[[{n}]]]]]]]]]]]]",
+        get="{s}[0][0][0][0][0][0][0][0][0][0][0][0]",
+        put="{s}[0][0][0][0][0][0][0][0][0][0][0][0] = {n}",
+    ),
+}
+_OF_LIBRARIES = {
+    "optimizer of one's own": Kind(
+        make="torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=float({n}))",
+        get='{s}.param_groups[0]["lr"]',
+        put='{s}.param_groups[0]["lr"] = float({n})',
+        written=False,
+    ),
+    "distribution": Kind(make="torch.distributions.Normal(float({n}), 1.0)", get="{s}.loc", written=False),
+    "dataset": Kind(
+        make="torch.utils.data.TensorDataset(torch.tensor([float({n})]))",
+        get="{s}[0][0]",
+        put="{s}.tensors[0][0] = {n}",
+        written=False,
+    ),
+    "logger": Kind(
+        make="logger({n})",
+        get="{s}.level",
+        put="{s}.setLevel(int({n}))",
+        top="def logger(level):\n    return logging.Logger('a', int(level))",
+        written=False,
+    ),
+    "decimal": Kind(make="decimal.Decimal({n})", get="float({s})"),
+    "fraction": Kind(make="fractions.Fraction({n}, 1)", get="float({s})"),
+    "time delta": Kind(make="datetime.timedelta(seconds=int({n}))", get="{s}.total_seconds()"),
+}
 _ARRAYS = {
     "array": Kind(make="np.array([float({n}), 7])", get="{s}[0]", put="{s}[0] = {n}"),
     "numpy scalar": Kind(make="np.float32({n})", get="float({s})"),
@@ -265,6 +356,31 @@ _LINEAR = (
     "    return made"
 )
 _MODULES = {
+    "attribute of a parameter": Kind(
+        anew="{o}.weight = nn.Parameter(torch.ones(1)); {o}.weight.level = {n}",
+        get="{o}.weight.level",
+        put="{o}.weight.level = {n}",
+        written=False,
+    ),
+    "whether a parameter is frozen": Kind(
+        anew="{o}.weight = nn.Parameter(torch.ones(1), requires_grad=bool({n}))",
+        get="float({o}.weight.requires_grad)",
+        put="{o}.weight.requires_grad_(bool({n}))",
+        most=1,
+    ),
+    "torch's child of another class": Kind(
+        make="(nn.Softplus() if {n} else nn.ReLU())", get="{s}(-torch.ones(())).ceil()", written=False, most=1
+    ),
+    "new child": Kind(
+        get='{o}.gate(torch.ones(())) if hasattr({o}, "gate") else 1',
+        put="{o}.gate = Gate({n})",
+        top=_GATE,
+        written=False,
+        whens=LATE - {RESUMED},
+    ),
+    "no child any more": Kind(
+        make="(nn.Identity() if {n} else None)", get="float({s} is not None)", written=False, most=1
+    ),
     "attribute of a child": Kind(make="Gate({n})", get="{s}.level", put="{s}.level = {n}", top=_GATE),
     "attribute of torch's own": Kind(
         make="nn.LeakyReLU({n})", get="-{s}(-torch.ones(()))", put="{s}.negative_slope = {n}"
@@ -347,17 +463,17 @@ _ELSEWHERE = {
         whens=WITH_TRAINER | {"on_train_start"},
     ),
     "attribute of the class": Kind(
-        get='getattr({o}, "level", 1)', put="type({o}).level = {n}", written=False, outside=True, whens=OUTSIDE
+        get='getattr({o}, "level", 1)', put="type({o}).level = {n}", written=False, outside=True, whens=LATE
     ),
     "global": Kind(
-        get="LEVEL", put='globals()["LEVEL"] = {n}', top="LEVEL = 1", written=False, outside=True, whens=OUTSIDE
+        get="LEVEL", put='globals()["LEVEL"] = {n}', top="LEVEL = 1", written=False, outside=True, whens=LATE
     ),
     "environment": Kind(
         get='int(os.environ.get("LEVEL_" + __name__, "1"))',
         put='os.environ["LEVEL_" + __name__] = str({n})',
         written=False,
         outside=True,
-        whens=OUTSIDE,
+        whens=LATE,
     ),
     "file": Kind(
         get="int(FILE.read_text()) if FILE.exists() else 1",
@@ -365,7 +481,7 @@ _ELSEWHERE = {
         top='FILE = pathlib.Path(__file__).with_suffix(".txt")',
         written=False,
         outside=True,
-        whens=OUTSIDE,
+        whens=LATE,
     ),
     "cache of a function": Kind(
         get="cached()",
@@ -373,9 +489,20 @@ _ELSEWHERE = {
         top="SOURCE = types.SimpleNamespace(level=1)\n\n\n@functools.lru_cache\ndef cached():\n    return SOURCE.level",
         written=False,
         outside=True,
-        whens=OUTSIDE,
+        whens=LATE,
     ),
 }
-INSIDE = {**_PLAIN, **_CONTAINERS, **_OBJECTS, **_ARRAYS, **_STREAMS, **_CODE, **_MODULES}
+INSIDE = {
+    **_PLAIN,
+    **_CONTAINERS,
+    **_OBJECTS,
+    **_ARRAYS,
+    **_STREAMS,
+    **_CODE,
+    **_MODULES,
+    **_ALMOST_EQUAL,
+    **_LARGE,
+    **_OF_LIBRARIES,
+}
 """Attributes of a module."""
 KINDS = {**INSIDE, **_ELSEWHERE}

@@ -143,7 +143,8 @@ FIX = "\n\ndef guard(level):\n    return level.clamp(min=1)\n"
 
 _TOP = '''\
 """{program}"""
-import collections, dataclasses, enum, functools, io, itertools, os, pathlib, random, threading, types, weakref
+import collections, dataclasses, datetime, decimal, enum, fractions, functools, io, itertools, logging, math, os
+import pathlib, random, threading, types, weakref
 
 import lightning.pytorch as pl
 import numpy as np
@@ -220,7 +221,7 @@ class _Writer:
         return self.change(owner, f"int({self.read(owner)}) - 1" if self.program.relative else self.last)
 
     def read(self, owner: str) -> str:
-        return self.kind.get.format(s=f"{owner}.state", o=owner)
+        return self.kind.get.format(s=f"{owner}.state", o=owner, name="state")
 
     def counts_down(self, owner: str) -> list[str]:
         is_counted = self.program.when == "countdown" and not self.kind.stream

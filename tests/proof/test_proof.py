@@ -52,6 +52,7 @@ WELL = {"ended": "NonFiniteError: step 1", "bundles": 1, "batch": 1, "runs": 1, 
         (WRITABLE, {"after": "passed"}),
         (UNWRITABLE, {"after": "passed"}),
         (UNWRITABLE, {"runs": 0, "missing": ("state",), "before": "cannot gate", "after": "cannot gate"}),
+        (UNWRITABLE, {"runs": 0, "log": "nobody can look into state", "before": "cannot gate", "after": "cannot gate"}),
         (OUTSIDE, {"runs": 0, "before": "cannot gate", "after": "cannot gate"}),
     ],
 )

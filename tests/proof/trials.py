@@ -15,26 +15,37 @@ from xml.etree import ElementTree
 from kinds import INSIDE, KINDS
 from programs import FIX, Program, source
 
-PROVE_IN_PLACE = {"NANCAPTURE_PROVE": "here"}
-"""Environment of a capture that makes no process for each proof: enough for state that lies in the module."""
-
 _CAPTURE = """\
-import importlib, json, logging, random, sys, warnings
+import contextlib, importlib, json, logging, random, sys, warnings
 import lightning, numpy, torch
 from pytest_nancapture import NaNCapture
+
+with contextlib.suppress(ImportError):
+    from pytest_nancapture.capture import prove
+    prove.FRESH = sys.argv[1] == "fresh"
 
 warnings.filterwarnings("ignore")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 torch.set_num_threads(1)
-ended = {}
-for name in sys.argv[1:]:
+ended, told = {}, []
+
+
+class Ear(logging.Handler):
+    def emit(self, record):
+        told.append(record.getMessage())
+
+
+logging.getLogger("pytest_nancapture").addHandler(Ear())
+for name in sys.argv[2:]:
     for seed in (torch.manual_seed, random.seed, numpy.random.seed):
         seed(1)
     try:
         importlib.import_module(name).run([NaNCapture(f"bundles/{name}")])
-        ended[name] = "finished"
+        how = "finished"
     except Exception as error:
-        ended[name] = f"{type(error).__name__}: {error}"
+        how = f"{type(error).__name__}: {error}"
+    ended[name] = how, "; ".join(told)
+    told.clear()
 print("ENDED " + json.dumps(ended))
 """
 
@@ -45,6 +56,7 @@ class Trial:
 
     Attributes:
         ended: how its training ended.
+        log: what was said meanwhile.
         bundles: how many it left.
         batch: which batch the bundle is of.
         runs: how many proofs found the fault, of how many.
@@ -59,6 +71,7 @@ class Trial:
     runs: int = 0
     of: int = 0
     missing: tuple[str, ...] = ()
+    log: str = ""
     before: str = ""
     after: str = ""
 
@@ -70,15 +83,15 @@ def carry_out(programs: Sequence[Program], folder: Path) -> list[Trial]:
     paths = [folder / f"m{number:03}.py" for number in range(len(programs))]
     for path, program in zip(paths, programs, strict=True):
         path.write_text(source(program))
-    ended: dict[str, str] = {}
-    for is_outside, switch in ((False, PROVE_IN_PLACE), (True, {})):
+    ended: dict[str, tuple[str, str]] = {}
+    for is_outside in (False, True):
         chosen = [p.stem for p, program in zip(paths, programs, strict=True) if _is_outside(program) == is_outside]
         if chosen:
-            told = _python(folder, "-c", _CAPTURE, *chosen, **switch)
-            (line,) = re.findall("^ENDED (.*)$", told.stdout, re.MULTILINE) or [
-                json.dumps(dict.fromkeys(chosen, told.stderr))
-            ]
-            ended |= json.loads(line)
+            # A process for each proof is needed only where the state is no part of the module.
+            told = _python(folder, "-c", _CAPTURE, "fresh" if is_outside else "here", *chosen)
+            found = re.findall("^ENDED (.*)$", told.stdout, re.MULTILINE)
+            assert found, told.stderr
+            ended |= json.loads(found[0])
     before = _replay(folder)
     for path in paths:
         path.write_text(path.read_text() + FIX)
@@ -90,14 +103,15 @@ def _is_outside(program: Program) -> bool:
     return KINDS[program.kind].outside
 
 
-def _trial(folder: Path, name: str, ended: str, before: dict[str, str], after: dict[str, str]) -> Trial:
+def _trial(folder: Path, name: str, ended: tuple[str, str], before: dict[str, str], after: dict[str, str]) -> Trial:
     found = sorted((folder / "bundles" / name).glob("*/bundle.json"))
     if len(found) != 1:
-        return Trial(ended=ended, bundles=len(found))
+        return Trial(ended=ended[0], bundles=len(found))
     bundle = json.loads(found[0].read_text())
     reproduced, module = bundle["fault"]["reproduced"], bundle["module"]
     return Trial(
-        ended=ended,
+        ended=ended[0],
+        log=ended[1],
         bundles=1,
         batch=bundle["fault"]["batch_idx"],
         runs=reproduced["runs"],
@@ -122,12 +136,12 @@ def _replay(folder: Path) -> dict[str, str]:
     return verdicts
 
 
-def _python(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def _python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": paths, **environment},
+        env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
     )
@@ -145,7 +159,7 @@ def wrong(program: Program, trial: Trial) -> str:
     if program.can_be_written and (trial.missing or not trial.runs):
         return f"all of its state could be written, but {said}; the test: {trial.before}"
     if not trial.runs:
-        is_named = bool(trial.missing) or program.kind not in INSIDE
+        is_named = trial.missing or re.search("nobody can look into .*state", trial.log) or program.kind not in INSIDE
         return "" if is_named else f"{said} and does not name the state that it lacks"
     if trial.missing:
         return ""
