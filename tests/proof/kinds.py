@@ -35,6 +35,7 @@ class Kind:
         comparable: whether what the constructor makes can be told to be equal to what it makes once more.
         written: whether a bundle can hold it, as far as can be asked for; else it must be named as missing, or nothing
             be claimed.
+        named: whether a bundle that lacks it can say where it is.
         most: the largest number that can be kept.
         whens: when it can be set.
         stream: see above.
@@ -49,6 +50,7 @@ class Kind:
     top: str = ""
     written: bool = True
     comparable: bool = True
+    named: bool = True
     most: int = 9
     whens: frozenset[str] = ALWAYS
     stream: bool = False
@@ -190,6 +192,7 @@ _ALMOST_EQUAL = {
         anew="{o}.twin = [1]; {s} = [1] if {n} else {o}.twin",
         get="float({s} is not {o}.twin)",
         written=False,
+        named=False,
         most=1,
     ),
     "whether it is there": Kind(
@@ -244,9 +247,9 @@ _OF_LIBRARIES = {
         top="def logger(level):\n    return logging.Logger('a', int(level))",
         written=False,
     ),
-    "decimal": Kind(make="decimal.Decimal({n})", get="float({s})"),
+    "decimal": Kind(make="decimal.Decimal({n})", get="float({s})", written=False),
     "fraction": Kind(make="fractions.Fraction({n}, 1)", get="float({s})"),
-    "time delta": Kind(make="datetime.timedelta(seconds=int({n}))", get="{s}.total_seconds()"),
+    "time delta": Kind(make="datetime.timedelta(seconds=int({n}))", get="{s}.total_seconds()", written=False),
 }
 _ARRAYS = {
     "array": Kind(make="np.array([float({n}), 7])", get="{s}[0]", put="{s}[0] = {n}"),

@@ -159,7 +159,8 @@ def wrong(program: Program, trial: Trial) -> str:
     if program.can_be_written and (trial.missing or not trial.runs):
         return f"all of its state could be written, but {said}; the test: {trial.before}"
     if not trial.runs:
-        is_named = trial.missing or re.search("nobody can look into .*state", trial.log) or program.kind not in INSIDE
+        is_asked = program.kind in INSIDE and KINDS[program.kind].named
+        is_named = trial.missing or re.search("nobody can look into .*state", trial.log) or not is_asked
         return "" if is_named else f"{said} and does not name the state that it lacks"
     if trial.missing:
         return ""
