@@ -160,7 +160,7 @@ _OBJECTS = {
     "partial": Kind(make="functools.partial(int, {n})", get="{s}()"),
 }
 _ALMOST_EQUAL = {
-    "sign of zero": Kind(make="(0.0 if {n} else -0.0)", get="math.copysign(1, {s}) + 1", most=1),
+    "sign of zero": Kind(make="(0.0 if {n} else -0.0)", get="float(math.copysign(1, {s}) > 0)", most=1),
     "type of a number": Kind(make="(1 if {n} else True)", get="float(type({s}) is int)", most=1),
     "order of a dict": Kind(
         make='({{"a": 1, "b": 0}} if {n} else {{"b": 0, "a": 1}})',
@@ -180,7 +180,9 @@ _ALMOST_EQUAL = {
         get="float({s}.dtype is torch.float64)",
         most=1,
     ),
-    "dtype of an array": Kind(make="np.ones(2, np.float64 if {n} else np.float32)", get="{s}.itemsize - 4.0", most=1),
+    "dtype of an array": Kind(
+        make="np.ones(2, np.float64 if {n} else np.float32)", get="float({s}.dtype == np.float64)", most=1
+    ),
     "gradient of a tensor": Kind(
         make="torch.ones(2, requires_grad=bool({n}))",
         get="float({s}.requires_grad)",
