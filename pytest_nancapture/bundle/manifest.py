@@ -58,10 +58,12 @@ class Healed:
         learns: whether any parameter would have a gradient other than 0.
         idle: of the parameters whose gradients a replay asks for, those that this batch teaches nothing, whatever the
             weights are.
+        silent: those among the others that have no gradient once the bad values are 0.
     """
 
     learns: bool = True
     idle: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

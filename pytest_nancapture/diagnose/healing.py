@@ -5,7 +5,8 @@ the gradients that a fix may leave. That they are 0 for 0 says little: a 0 may s
 would have, and weights may happen to silence a branch (a softmax that has saturated, a layer that begins as zeros). So
 whatever has no gradient yet is tried again with other numbers in place of the bad ones, then with other weights, then
 with small weights and a batch of no large values. What has none in any of these learns nothing from this batch: an
-empty mask, a weight of 0 for every sample. Only there are zeros honest.
+empty mask, a weight of 0 for every sample. There zeros are honest; and where 0 in place of bad ones leaves zeros, they
+are so for a weight whose own layer goes on learning: what comes into the layer is 0, what leaves it counts.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def healed_step(
     Returns:
         None where it cannot be told: a run was not to be had, or was not finite even so.
     """
-    asked, learnt, is_known = set(watched(gradients)), set[str](), True
+    asked, learnt, silent, is_known = set(watched(gradients)), set[str](), set[str](), True
     for healing in HEALINGS:
         is_open = not asked <= learnt if asked else not learnt
         if not any_rank(is_known and is_open):
@@ -127,10 +128,16 @@ def healed_step(
         if finding is None or finding.found_in:
             is_known = is_known and not is_open
         else:
-            learnt |= taught_by(finding, guilty)
+            taught = taught_by(finding, guilty)
+            learnt |= taught
+            silent = asked - taught if healing == HEALINGS[0] else silent
     if not is_known:
         return None
-    return Healed(learns=bool(learnt), idle=tuple(name for name in watched(gradients) if name not in learnt))
+    return Healed(
+        learns=bool(learnt),
+        idle=tuple(name for name in watched(gradients) if name not in learnt),
+        silent=tuple(name for name in watched(gradients) if name in learnt & silent),
+    )
 
 
 def _is_plain(tensor: Tensor) -> bool:

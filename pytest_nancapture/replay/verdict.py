@@ -126,6 +126,8 @@ def _judge_gradients(finding: Finding, fault: Fault, guilty: int) -> Judgement:
         return fine
     if healed is not None and idle >= set(asked):
         return _honest("the gradients are zero, as those of the healed step are: this batch has nothing to teach them")
+    if healed is not None and all(name in idle or (name in healed.silent and _layer_of(name, there)) for name in asked):
+        return _honest("the gradients are zero where those of the healed step are, and the same layers go on learning")
     many = f"{len(asked)} parameters" if len(asked) > 1 else next(iter(asked))
     known = healed is not None
     lost = "have none, or only zeros"
@@ -135,6 +137,12 @@ def _judge_gradients(finding: Finding, fault: Fault, guilty: int) -> Judgement:
         f"{many} with {how} gradients at capture now {lost}: nothing was tested",
         _PASSES if known else f"{_PASSES}; if zeros are right for this batch, capture or pin it anew to have that told",
     )
+
+
+def _layer_of(name: str, learning: Collection[str]) -> bool:
+    """Whether another parameter of the same submodule learns from this micro-batch."""
+    layer = name.rpartition(".")[0]
+    return any(other != name and other.rpartition(".")[0] == layer for other in learning)
 
 
 _PASSES = "a fix that leaves them a gradient passes"

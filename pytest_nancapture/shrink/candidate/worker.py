@@ -164,7 +164,8 @@ def _fault(fault: Fault, observed: Observed, candidate: Candidate) -> Fault:
     finding, culprit = observed.finding, observed.result.culprit
     if finding is None or not finding.found_in:
         return fault
-    given = tuple(name for name in fault.weights if name in candidate.plain[WEIGHTS])
+    held = {*candidate.plain[WEIGHTS], *candidate.manifest.module.layouts}
+    given = tuple(name for name in fault.weights if name in held)
     weights = finding.weights or (given if culprit is not None and culprit.phase == "weights" else ())
     gradients = finding.gradients
     if gradients.nonfinite:

@@ -208,6 +208,9 @@ class Comparison:
         return True
 
     def _same_function(self, live: Any, built: Any, way: Way) -> bool:
+        inside = "_torchdynamo_orig_callable"
+        if hasattr(live, inside) and hasattr(built, inside):  # compiled by torch, with caches of its own
+            return self._same(getattr(live, inside), getattr(built, inside), way)
         if isinstance(live, types.MethodType):
             return live.__func__ is built.__func__ and self._same(live.__self__, built.__self__, way)
         if not isinstance(live, types.FunctionType) or live.__code__ is not built.__code__:
@@ -224,9 +227,12 @@ class Comparison:
             return False
         return hasattr(value, "__dict__") or bool(slots_of(value))
 
-    def _is_foreign(self, value: Any) -> bool:
-        """Whether it is an object of the loop's: a trainer, a callback, a logger, a datamodule."""
-        if isinstance(value, (nn.Module, dict, list, tuple, set, frozenset, Tensor)):
+    def _is_foreign(self, value: Any, depth: int = 0) -> bool:
+        """Whether it is an object of the loop's (a trainer, a callback, a logger), or holds nothing else."""
+        if isinstance(value, (dict, list, tuple, set, frozenset)):
+            parts = list(value.values() if isinstance(value, dict) else value)
+            return depth < _DEPTH and bool(parts) and all(self._is_foreign(part, depth + 1) for part in parts)
+        if isinstance(value, (nn.Module, Tensor)):
             return False
         return any(base.__module__.partition(".")[0] in self.foreign for base in type(value).__mro__)
 
