@@ -273,7 +273,7 @@ fault
   loss        0.25, nan
   gradients   2 of 2 not finite: fc.bias, fc.weight
   buffers     1 not finite: bn.running_mean
-  reproduced  1 of 1 reruns at capture
+  reproduced  1 of 1 replays at capture
 
 culprit
   file   train.py
@@ -342,7 +342,7 @@ def test_show_says_what_weakens_a_bundle(here: Path, capsys: pytest.CaptureFixtu
         "  loss        none recorded",
         "  gradients   0 of 3 not finite",
         "              2 of 3 all zero",
-        "  reproduced  0 of 1 reruns at capture: not shown to come back, so a test of it proves nothing yet",
+        "  reproduced  0 of 1 replays at capture: not shown to come back, so a test of it proves nothing yet",
         "  pinned      as a known, open fault: pytest expects it to fail",
     ]
     assert expected == lines

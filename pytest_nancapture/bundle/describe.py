@@ -23,7 +23,7 @@ def headline(fault: Fault) -> str:
 
 
 def reproduced(fault: Fault) -> str:
-    """How often the fault came back when the step was rerun: ``1 of 1``."""
+    """How often the fault came back when the bundle was replayed: ``1 of 1``."""
     return f"{fault.reproduced.runs} of {fault.reproduced.of}"
 
 
@@ -137,7 +137,8 @@ def _fault_rows(bundle: Bundle) -> Iterator[Row]:
     for key, names in (("buffers", fault.buffers), ("weights", fault.weights)):
         if names:
             yield key, f"{len(names)} not finite: {some(names)}"
-    reruns = f"{reproduced(fault)} reruns at capture" if fault.reproduced.of else "not tried at capture"
+    where = {"fresh": ", each in a fresh process", "here": ", in the training process"}.get(fault.reproduced.how, "")
+    reruns = f"{reproduced(fault)} replays at capture{where}" if fault.reproduced.of else "not tried at capture"
     never = "" if fault.reproduced.runs else ": not shown to come back, so a test of it proves nothing yet"
     yield "reproduced", reruns + never
     if bundle.known:

@@ -21,6 +21,10 @@ _OF_RANKS = {
 """Of the environment: with these a replay would take itself for one rank of the run that started it."""
 
 
+_HERE = str(Path.cwd())
+"""When this package was imported, before a script's own code might go elsewhere."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Answer:
     """What a fresh process said.
@@ -57,6 +61,7 @@ def replay_afresh(bundle: Path, device: str, *, trace: bool = False, seconds: fl
         errors="replace",
         check=False,
         env=_environment(),
+        cwd=_HERE if Path(_HERE).is_dir() else None,
         timeout=seconds,
     )
     answer = _answer(done.stdout)
@@ -68,11 +73,20 @@ def replay_afresh(bundle: Path, device: str, *, trace: bool = False, seconds: fl
 
 
 def _environment() -> dict[str, str]:
+    """As it was when this process started: what a script has set in it since, no other process will find."""
     return {
         name: value
-        for name, value in os.environ.items()
+        for name, value in _at_start().items()
         if name not in _OF_RANKS and not name.startswith(_OF_LAUNCHERS)
     }
+
+
+def _at_start() -> dict[str, str]:
+    try:
+        pairs = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:  # not told by this system
+        return dict(os.environ)
+    return dict(os.fsdecode(pair).partition("=")[::2] for pair in pairs if b"=" in pair)
 
 
 def _answer(text: str) -> dict[str, Any]:

@@ -37,10 +37,12 @@ class Proof:
 
     Attributes:
         words: what a person should know, a sentence; empty where all is well.
+        is_final: whether a replay in the training process could tell no more.
     """
 
     reproduced: Reproduced
     words: str = ""
+    is_final: bool = False
 
 
 def prove(run: Run, bundle: Bundle, *, times: int, seconds: float | None, opaque: tuple[str, ...]) -> Proof:
@@ -56,7 +58,7 @@ def prove(run: Run, bundle: Bundle, *, times: int, seconds: float | None, opaque
     if not times:
         return Proof(reproduced=Reproduced())
     fresh = _prove_afresh(run, bundle, times) if _can_be_fresh(run, bundle, times, seconds) else None
-    if fresh is not None and (fresh.reproduced.runs or not fresh.words):
+    if fresh is not None and (fresh.reproduced.runs or fresh.is_final):
         return fresh
     here = _prove_here(run, bundle, times)
     if fresh is None:
@@ -100,8 +102,10 @@ def _prove_afresh(run: Run, bundle: Bundle, times: int) -> Proof:
         verdict, reason = answer.result.get("verdict"), answer.result.get("reason", "")
         if verdict in ("error", "mismatch", None):
             why = reason or answer.error.get("message") or answer.words
-            log.warning("nancapture: a fresh process cannot replay the bundle: %s", why)
-            break
+            words = f"a fresh process cannot replay the bundle: {why}"
+            return Proof(
+                reproduced=Reproduced(runs=runs, of=done, how="fresh" if done else ""), words=words, is_final=True
+            )
         done += 1
         runs += verdict == "nonfinite"
     words = "" if runs == done and done else "not every fresh replay brought the fault back"
@@ -151,6 +155,6 @@ def _missing(bundle: Bundle) -> str:
 def _points_to(opaque: tuple[str, ...]) -> str:
     inside = f"; nobody can look into {', '.join(opaque[:5])}" if opaque else ""
     return (
-        "the fault came back when the run's own step was rerun, but not from the bundle: it hangs on state that is in "
-        f"no parameter, buffer, attribute or random state{inside}"
+        "the fault did not come back from the bundle: it hangs on state that is in no parameter, buffer, attribute or "
+        f"random state of the module, be it the Trainer's, a callback's, the data's or outside of the process{inside}"
     )

@@ -99,7 +99,8 @@ class Retention:
         if again.of and not again.runs and came_back is False:
             log.warning(
                 "nancapture: transient: the fault did not come back when the step was rerun; it may hang on "
-                "non-deterministic kernels, on hardware, or on state that no bundle holds, and cannot gate anything"
+                "non-deterministic kernels, on hardware, or on state that no bundle holds, and cannot gate anything%s",
+                f": {proof.words}" if "nobody can look into" in proof.words else "",
             )
         elif proof.words:
             log.warning("nancapture: unproven %s", proof.words)

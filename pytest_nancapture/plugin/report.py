@@ -83,7 +83,10 @@ def confirmation(fault: Fault) -> str:
     runs, of = fault.reproduced.runs, fault.reproduced.of
     if not of:
         return "never confirmed at capture: no rerun was made, so whether the fault comes back is not known"
-    return f"reproduced {runs} of {of} at capture"
+    where = ", in the training process: globals, environment and files were those of the run" * (
+        fault.reproduced.how == "here"
+    )
+    return f"reproduced {runs} of {of} at capture{where}"
 
 
 def short_source(culprit: Culprit | None) -> str:

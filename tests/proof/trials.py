@@ -16,13 +16,13 @@ from kinds import INSIDE, KINDS
 from programs import FIX, Program, source
 
 _CAPTURE = """\
-import contextlib, importlib, json, logging, random, sys, warnings
+import importlib, json, logging, random, sys, warnings
 import lightning, numpy, torch
 from pytest_nancapture import NaNCapture
 
-with contextlib.suppress(ImportError):
-    from pytest_nancapture.capture import prove
-    prove.FRESH = sys.argv[1] == "fresh"
+from pytest_nancapture.capture import prove
+
+prove.FRESH = sys.argv[1] == "fresh"
 
 warnings.filterwarnings("ignore")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)

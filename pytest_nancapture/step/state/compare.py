@@ -5,8 +5,11 @@ What is the same in both is code, and stays today's; so the places that differ a
 
 from __future__ import annotations
 
+import enum
 import functools
 import itertools
+import math
+import pathlib
 import types
 import weakref
 from collections import deque
@@ -26,8 +29,11 @@ from pytest_nancapture.bundle.values.objects import slots_of
 from pytest_nancapture.step.state.places import Step, Way
 
 _DEPTH = 16
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _PLAIN_KEYS = (bool, int, float, str, bytes, type(None))
 _ATOMS = (bool, int, float, complex, str, bytes, type(None))
+_VALUES = (torch.dtype, torch.layout, torch.memory_format, type, types.ModuleType, pathlib.PurePath, enum.Enum)
+"""Equal or not, with nothing inside."""
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 
 
@@ -83,6 +89,7 @@ class Comparison:
                 problem = f"a {type(module).__qualname__}, which {came} in a module built from the bundle"
                 yield Difference(path, (), None, problem)
                 continue
+            yield from self._own_code(path, module, other)
             for way, value in self._attributes(module, other):
                 yield Difference(path, way, value)
         for path in theirs:
@@ -90,6 +97,28 @@ class Comparison:
                 problem = "not in the run's module, but in one built from the bundle"
                 if "." not in path or path.rpartition(".")[0] not in theirs:
                     yield Difference(path, (), None, problem)
+
+    def _own_code(self, path: str, live: nn.Module, built: nn.Module) -> Iterator[Difference]:
+        """What no value can say: methods that the instance has of its own, attributes that are gone, other dtypes."""
+        for name, value in vars(live).items():
+            if name in self.ignored or not _is_method(live, name) or _is_ours(value):
+                continue
+            other = vars(built).get(name)
+            if other is None or not (_is_ours(other) or self._same(value, other, (Step("attribute", name),))):
+                problem = "a method that the run's module has of its own, which a module built from the bundle lacks"
+                yield Difference(path, (Step("attribute", name),), None, problem)
+        for name, value in vars(built).items():
+            is_state = name not in self.ignored and not _is_method(built, name) and not self._is_foreign(value)
+            if is_state and name not in vars(live):
+                problem = "gone in the run's module, but not in one built from the bundle"
+                yield Difference(path, (Step("attribute", name),), None, problem)
+        for name, parameter in live._parameters.items():
+            other = built._parameters.get(name)
+            if parameter is not None and other is not None and parameter.dtype != other.dtype:
+                problem = f"of dtype {parameter.dtype}, but of {other.dtype} in a module built from the bundle"
+                yield Difference(path, (Step("attribute", name),), None, problem)
+        if any(len(getattr(live, hooks)) != len(getattr(built, hooks)) for hooks in _HOOKS):
+            self.opaque.append(f"the forward hooks of {path or 'the module'}")
 
     def _attributes(self, live: nn.Module, built: nn.Module) -> Iterator[tuple[Way, Any]]:
         mine = {k: v for k, v in vars(live).items() if k not in self.ignored and not _is_method(live, k)}
@@ -113,8 +142,8 @@ class Comparison:
         if type(live) is not type(built):
             yield way, live
             return
-        if type(live) in _ATOMS:
-            if not (live == built or (live != live and built != built)):  # NaN is NaN
+        if type(live) in _ATOMS or isinstance(live, _VALUES):
+            if not _same_value(live, built):
                 yield way, live
             return
         pair = (id(live), id(built))
@@ -146,6 +175,9 @@ class Comparison:
     def _dicts(self, live: dict[Any, Any], built: dict[Any, Any], way: Way) -> Iterator[tuple[Way, Any]]:
         keys, theirs = list(dict.keys(live)), list(dict.keys(built))
         # A new key at the end can be put there; any other order is the whole dict's own.
+        if not self._same(getattr(live, "default_factory", None), getattr(built, "default_factory", None), way):
+            yield way, live
+            return
         is_plain = all(type(key) in _PLAIN_KEYS for key in (*keys, *theirs))
         can_be_told = is_plain and keys[: len(theirs)] == theirs
         if not can_be_told:
@@ -256,13 +288,25 @@ def same_tensor(left: Tensor, right: Tensor) -> bool:
         return False
     if mine.dtype.itemsize == 1:
         return torch.equal(mine.contiguous().view(torch.uint8), theirs.contiguous().view(torch.uint8))
-    return torch.equal(mine.isnan(), theirs.isnan()) and torch.equal(mine.nan_to_num(), theirs.nan_to_num())
+    if not torch.equal(mine.isnan(), theirs.isnan()) or not torch.equal(mine.nan_to_num(), theirs.nan_to_num()):
+        return False
+    # 0 and -0 are equal, but not the same.
+    return mine.is_complex() or torch.equal(mine.signbit() & ~mine.isnan(), theirs.signbit() & ~theirs.isnan())
 
 
 def _same_array(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> bool:
     if (left.shape, left.dtype) != (right.shape, right.dtype):
         return False
-    return bool(np.array_equal(left, right, equal_nan=left.dtype.kind in "fcmM"))
+    if not np.array_equal(left, right, equal_nan=left.dtype.kind in "fcmM"):
+        return False
+    return left.dtype.kind != "f" or np.array_equal(np.signbit(left), np.signbit(right))
+
+
+def _same_value(left: Any, right: Any) -> bool:
+    """NaN is NaN, and -0 is not 0."""
+    if isinstance(left, float) and left == right:
+        return math.copysign(1, left) == math.copysign(1, right)
+    return bool(left == right) or (left != left and right != right)
 
 
 def _same_tree(left: Any, right: Any) -> bool:
@@ -295,6 +339,11 @@ def _kind_of(module: nn.Module) -> type:
 def _is_method(owner: Any, name: str) -> bool:
     """A method that an instance has of its own is code, or a stand-in of ours."""
     return callable(getattr(type(owner), name, None))
+
+
+def _is_ours(value: Any) -> bool:
+    """A stand-in that watches or plays, and is gone when it is over."""
+    return type(value).__module__.partition(".")[0] == "pytest_nancapture"
 
 
 def _is_container_alone(value: Any) -> bool:

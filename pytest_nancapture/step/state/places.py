@@ -38,6 +38,8 @@ def put(module: nn.Module, way: Sequence[Step], value: Any) -> bool:
     Raises:
         RebuildError: it would take the place of code: a method, a property, or what is special to Python.
     """
+    if way[0].name in ("_parameters", "_buffers", "_modules"):
+        return False  # those of the module's own tree are brought back otherwise
     holder: Any = module
     for step in way[:-1]:
         found = _follow(holder, step)
@@ -68,8 +70,6 @@ _NOTHING = object()
 
 def _follow(holder: Any, step: Step) -> Any:
     if step.kind == "attribute":
-        if isinstance(holder, nn.Module) and step.name in ("_parameters", "_buffers", "_modules"):
-            return _NOTHING
         return getattr(holder, "__dict__", {}).get(step.name, _NOTHING)
     if step.kind == "key":
         return dict.get(holder, step.name, _NOTHING) if isinstance(holder, dict) else _NOTHING

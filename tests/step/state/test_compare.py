@@ -7,6 +7,7 @@ import random
 import types
 from typing import Any
 
+import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
@@ -54,7 +55,7 @@ NESTED: list[tuple[Any, Any, list[str]]] = [
     (1, 2, ["value"]),
     (1, 1.0, ["value"]),
     (True, 1, ["value"]),
-    (0.0, -0.0, []),
+    (0.0, -0.0, ["value"]),
     ([1, [2, 3]], [1, [2, 4]], ["value[1][1]"]),
     ([1, 2], [1], ["value"]),
     ({"a": 1, "b": {"c": 2}}, {"a": 1, "b": {"c": 3}}, ["value['b']['c']"]),
@@ -185,3 +186,30 @@ def test_an_equality_that_raises():
         __hash__ = None
 
     assert differences(Holder(Odd()), Holder(Odd())) == []
+
+
+def test_almost_equal():
+    """The sign of zero, the factory of a dict, and kinds of numbers are state, too."""
+    live = Holder([0.0, torch.zeros(1), collections.defaultdict(list), torch.float32])
+    built = Holder([-0.0, -torch.zeros(1), collections.defaultdict(dict), torch.float64])
+    assert differences(live, built) == [f"value[{i}]" for i in range(4)]
+
+
+def test_what_no_value_can_say():
+    """A method of the instance's own, an attribute that is gone, and weights of another dtype are named as missing."""
+    live, built = Holder(), Holder()
+    live.helper = lambda: 0
+    del live.value
+    live.layer.double()
+    assert [line.partition(":")[0] for line in differences(live, built)] == [
+        "helper",
+        "value",
+        "layer.weight",
+        "layer.bias",
+    ]
+
+
+def test_objects_of_the_loop_are_no_state():
+    """Nor are containers of nothing else."""
+    live = Holder({"callbacks": [pl.Callback()], "rate": 1})
+    assert differences(live, Holder({})) == ["value['rate']"]
