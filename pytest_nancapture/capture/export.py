@@ -36,12 +36,12 @@ from pytest_nancapture.bundle.write import write_bundle
 from pytest_nancapture.capture.recipe import Recipe
 from pytest_nancapture.capture.state import State, find_state
 from pytest_nancapture.errors import UnwritableValueError
-from pytest_nancapture.step.buffers import BufferWatch
 from pytest_nancapture.step.finding import Finding
 from pytest_nancapture.step.run import Run
 from pytest_nancapture.step.state.batch import TakenBatch
 from pytest_nancapture.step.state.keeper import constant_hyperparameters
 from pytest_nancapture.step.state.window import Window
+from pytest_nancapture.step.suspects import BufferWatch
 
 if TYPE_CHECKING:
     from pytest_nancapture.diagnose.culprit import Culprit

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from pytest_nancapture.bundle.tensors.names import unique_parameters
-from pytest_nancapture.capture.decide import Decision
 from pytest_nancapture.capture.export import Capture
+from pytest_nancapture.capture.guilty import Decision
 from pytest_nancapture.capture.react import Captured
 from pytest_nancapture.capture.recipe import Recipe
 from pytest_nancapture.capture.retention import Retention
-from pytest_nancapture.step.buffers import BufferWatch
 from pytest_nancapture.step.check import is_finite
 from pytest_nancapture.step.finding import Finding
 from pytest_nancapture.step.run import Run
 from pytest_nancapture.step.state.keeper import Health, Keeper, moved
 from pytest_nancapture.step.state.optimizers import OptimizerState, bad_numbers
 from pytest_nancapture.step.state.window import Window
+from pytest_nancapture.step.suspects import BufferWatch
 
 if TYPE_CHECKING:
     from pytest_nancapture.diagnose.culprit import Culprit

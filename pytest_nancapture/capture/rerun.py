@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_nancapture.bundle.manifest import Gradients, Healed, Reproduced
-from pytest_nancapture.capture.decide import Decision, Outcome
+from pytest_nancapture.capture.guilty import Decision, Outcome
 from pytest_nancapture.diagnose.blame import culprit_of
 from pytest_nancapture.diagnose.culprit import Culprit
 from pytest_nancapture.diagnose.given import given_fault, given_number
@@ -24,7 +24,7 @@ from pytest_nancapture.step.finding import Finding, surfaces_in
 from pytest_nancapture.step.run import Run
 from pytest_nancapture.step.sent import watched
 from pytest_nancapture.step.state.optimizers import parameters_of
-from pytest_nancapture.step.state.preserve import preserved
+from pytest_nancapture.step.state.put_back import preserved
 from pytest_nancapture.step.state.window import Window
 
 log = logging.getLogger("pytest_nancapture")

@@ -20,14 +20,13 @@ from torch import Tensor
 
 from pytest_nancapture.bundle.manifest import Reproduced
 from pytest_nancapture.bundle.tensors.names import unique_parameters
-from pytest_nancapture.capture.decide import Decision, decide
 from pytest_nancapture.capture.deferral import Deferral, Look
+from pytest_nancapture.capture.guilty import Decision, decide
 from pytest_nancapture.capture.react import OnCapture, Reaction
 from pytest_nancapture.capture.recipe import Recipe
 from pytest_nancapture.capture.record import Recorder, captured
 from pytest_nancapture.capture.rerun import Reruns
 from pytest_nancapture.capture.retention import Retention
-from pytest_nancapture.step.buffers import BufferWatch
 from pytest_nancapture.step.check import alarms, all_finite, has_nan, is_finite
 from pytest_nancapture.step.engine import Engine
 from pytest_nancapture.step.finding import look, note_backward
@@ -37,6 +36,7 @@ from pytest_nancapture.step.state.keeper import Keeper, moved
 from pytest_nancapture.step.state.optimizers import bad_numbers, hyperparameters_of, parameters_of
 from pytest_nancapture.step.state.tensors import CopyOnWrite
 from pytest_nancapture.step.state.window import Window
+from pytest_nancapture.step.suspects import BufferWatch
 
 log = logging.getLogger("pytest_nancapture")
 

@@ -1,6 +1,6 @@
 """Layouts: how tensors that safetensors cannot hold as they are come back from plain ones: strides, ties, overlaps.
 
-What a few numbers make has a layout too, a recipe: see :mod:`pytest_nancapture.bundle.tensors.recipes`.
+What a few numbers make has a layout too, a recipe: see :mod:`pytest_nancapture.bundle.tensors.generated`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from pytest_nancapture.bundle.manifest import Layouts
+from pytest_nancapture.bundle.tensors.generated import build_recipe, check_recipes, find_recipe
 from pytest_nancapture.bundle.tensors.kinds import COMPRESSED, NATIVE
-from pytest_nancapture.bundle.tensors.recipes import build_recipe, check_recipes, find_recipe
 
 ALIGNMENT = 64
 """Bytes, as of torch's own memory on the CPU; in the last bit, kernels may compute something else elsewhere."""

@@ -40,7 +40,8 @@ class NaNCapture(Callback):
             bundle, not stored again.
         factory: ``package.module:function`` that builds the module without arguments, for constructors whose arguments
             are not all in ``hparams``.
-        confirm: how often a captured step is rerun in place, to see whether its fault comes back; 0 for not at all.
+        confirm: how often a bundle is replayed, to prove that its fault comes back from it: each time in a fresh
+            process, or where that would take more than a minute in this one; 0 for not at all.
         optimizer_history: keep a copy of weights and optimizer state from before each update, so that a fault that is
             born in the update itself can be captured. Costs that copy at every step, and its memory.
         trace: name the culprit when a fault was confirmed, by one more rerun that follows its operations; not made

@@ -24,8 +24,8 @@ from pytest_nancapture.bundle.manifest import (
     RngRecord,
 )
 from pytest_nancapture.bundle.tensors.file import plain_size
+from pytest_nancapture.bundle.tensors.generated import fill, noise
 from pytest_nancapture.bundle.tensors.layouts import pack, unpack
-from pytest_nancapture.bundle.tensors.recipes import fill, noise
 from pytest_nancapture.bundle.write import with_layouts
 from pytest_nancapture.shrink.candidate.plan import Plan, Range, Way
 from pytest_nancapture.shrink.candidate.tree import LIST, cut_lists, list_path, tensor_names

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.bundle.manifest import BATCH, OPTIMIZER, WEIGHTS, InitialRecord
+from pytest_nancapture.bundle.tensors.generated import is_simple
 from pytest_nancapture.bundle.tensors.kinds import stored_values
-from pytest_nancapture.bundle.tensors.recipes import is_simple
 from pytest_nancapture.errors import NancaptureError
 from pytest_nancapture.replay.observe import initial_tensors
 from pytest_nancapture.shrink.candidate.make import Original, make_candidate

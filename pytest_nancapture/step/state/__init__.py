@@ -17,12 +17,13 @@
                                 or another evaluation may
     hyperparameters           Keeper, at the first instant,         Window.restore_optimizers           optimizer
                                 where hooks may change them
-    plain attributes, modes,  AttributeWatch.take, Inventory,       Window.restore_flags, before        module
-      requires_grad             at the first instant                  a rerun
+    attributes and what they  AttributeWatch.take, Inventory,       Window.restore_flags, after a       module: what one
+      hold, modes,              at the first instant                  dropped step, before a rerun        built anew has
+      requires_grad                                                                                       otherwise
     all of the module         preserved, before a rerun             preserved, after it                 never
 
 A *window* is the micro-batches of one optimizer step. The :class:`Keeper` opens it and fills it; all of the above is in
-its :class:`Window`. What was taken is *compared* with the live module by version counters, fingerprints and values
-(``AttributeWatch.changed``, ``moved``), and *written* by ``capture/export.py``. An :class:`Inventory` says where a
+its :class:`Window`. Weights are *compared* by version counters and fingerprints (``moved``), attributes with those of a
+module built from the bundle (:class:`Comparison`), and all is *written* by ``capture/export.py``. An :class:`Inventory` says where a
 module keeps its tensors; a :class:`Pool` gives copies the memory of earlier ones.
 """

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pytest_nancapture.bundle.tensors.file import plain_size, read_tensors, write_plain, write_tensors
+from pytest_nancapture.bundle.tensors.generated import LIMIT, fill, noise
 from pytest_nancapture.bundle.tensors.layouts import pack, unpack
-from pytest_nancapture.bundle.tensors.recipes import LIMIT, fill, noise
 
 if TYPE_CHECKING:
     from pathlib import Path
