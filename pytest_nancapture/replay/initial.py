@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ _CLOSE = 1e-4
 """What another processor's rounding may come to; another initialiser, or one draw more, is off by a thousand times."""
 _PART = 2**20
 """Values that are looked at together: more would cost memory, and no less time."""
+_CONSTANT = "constant"
 _REMEDY = "pin it again with the code that has the fault: nancapture pin BUNDLE fixtures"
 
 
@@ -27,7 +29,8 @@ class Fingerprint:
     Attributes:
         sha256: over name, dtype, shape and bytes of each.
         sketch: since two processors may round the same initialiser's numbers otherwise, also what rounding hardly
-            changes: of each its dtype, shape, the root of the mean square, and the sum with fixed random weights.
+            changes: a hash of those that hold one value all over, and of each of the others its place among the names,
+            its dtype, shape, the root of the mean square, and the sum with fixed random weights.
     """
 
     sha256: str
@@ -44,7 +47,7 @@ class Fingerprint:
             digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         if digest.hexdigest() == record.sha256:
             return cls(record.sha256, record.sketch)
-        return cls(digest.hexdigest(), tuple(_sketch(now[name].detach().cpu()) for name in names))
+        return cls(digest.hexdigest(), tuple(_sketches([now[name].detach().cpu() for name in names])))
 
 
 def other_initial(record: InitialRecord, now: Fingerprint) -> str:
@@ -55,14 +58,30 @@ def other_initial(record: InitialRecord, now: Fingerprint) -> str:
         return f"{many}, and this bundle is too old to say whether it makes the same ones still; {_REMEDY}"
     if now.sha256 == record.sha256:
         return ""
-    pairs = zip(names, record.sketch, now.sketch, strict=False)
-    wrong = [name for name, before, after in pairs if not _is_close(before, after)]
-    if len(record.sketch) == len(names) and not wrong:
+    before, after = _by_place(record.sketch), _by_place(now.sketch)
+    wrong = [place for place in before.keys() | after.keys() if not _is_close(before.get(place), after.get(place))]
+    if before and not wrong:
         return ""
+    wrong = [names[int(place)] for place in sorted(wrong) if place.isdecimal() and int(place) < len(names)] or names
     return (
         f"{many}, which makes others than those that the fault was seen with ({some(wrong)}): another initialiser, "
         f"another draw before it, or another torch; {_REMEDY}"
     )
+
+
+def _sketches(tensors: Iterable[Tensor]) -> Iterator[str]:
+    constant = hashlib.sha256()
+    for place, tensor in enumerate(tensors):
+        values = tensor.reshape(-1)
+        if values.numel() and bool((values == values[0]).all()):
+            constant.update(f"{place} {tensor.dtype} {tuple(tensor.shape)} {values[0].item():.5g}\n".encode())
+        else:
+            yield f"{place} {_sketch(tensor)}"
+    yield f"{_CONSTANT} {constant.hexdigest()[:16]}"
+
+
+def _by_place(sketch: Iterable[str]) -> dict[str, str]:
+    return {place: rest for place, _, rest in (line.partition(" ") for line in sketch)}
 
 
 def _sketch(tensor: Tensor) -> str:
@@ -80,8 +99,10 @@ def _sketch(tensor: Tensor) -> str:
     return f"{dtype} {shape} {math.sqrt(square / count):.7g} {total / math.sqrt(count):.7g}"
 
 
-def _is_close(before: str, after: str) -> bool:
+def _is_close(before: str | None, after: str | None) -> bool:
     """Two sketches of the same tensor; what is not finite is like nothing."""
+    if before is None or after is None or before == after:
+        return before == after and "nan" not in str(before)
     try:
         (*kind, first, second), (*other_kind, third, fourth) = before.split(" "), after.split(" ")
         size, total, other_size, other_total = map(float, (first, second, third, fourth))

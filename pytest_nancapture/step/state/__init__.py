@@ -24,6 +24,6 @@
 
 A *window* is the micro-batches of one optimizer step. The :class:`Keeper` opens it and fills it; all of the above is in
 its :class:`Window`. Weights are *compared* by version counters and fingerprints (``moved``), attributes with those of a
-module built from the bundle (:class:`Comparison`), and all is *written* by ``capture/export.py``. An :class:`Inventory` says where a
-module keeps its tensors; a :class:`Pool` gives copies the memory of earlier ones.
+module built from the bundle (:class:`Comparison`), and all is *written* by ``capture/export.py``. An
+:class:`Inventory` says where a module keeps its tensors; a :class:`Pool` gives copies the memory of earlier ones.
 """
