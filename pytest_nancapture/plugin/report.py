@@ -82,7 +82,7 @@ def confirmation(fault: Fault) -> str:
     """Whether a pass of this bundle proves anything."""
     runs, of = fault.reproduced.runs, fault.reproduced.of
     if not of:
-        return "never confirmed at capture: no rerun was made, so whether the fault comes back is not known"
+        return "never proven at capture: no replay of the bundle was made, so whether its fault comes back is not known"
     where = ", in the training process: globals, environment and files were those of the run" * (
         fault.reproduced.how == "here"
     )

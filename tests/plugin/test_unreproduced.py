@@ -63,5 +63,5 @@ def test_never_confirmed(project: Project) -> None:
 
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(
-        ["           never confirmed at capture: no rerun was made*", "passed, but never confirmed at capture: *"]
+        ["           never proven at capture: no replay of the bundle*", "passed, but never proven at capture: *"]
     )
