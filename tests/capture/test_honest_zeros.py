@@ -154,7 +154,7 @@ MASKS: dict[str, Callable[[Step], Step]] = {
 def test_there_is_something_to_learn(tmp_path, step, given, fix, mask):
     """Though healing by 0 leaves no gradient: where an operation is saturated by its weights or its data, or cut."""
     bundle = capture(step, tmp_path, given)
-    assert bundle.fault.healed == Healed()
+    assert (bundle.fault.healed.learns, bundle.fault.healed.idle) == (True, ())
     assert verdict(bundle, fix) == "finite"
     assert verdict(bundle, MASKS[mask](step)) == "vacuous"
 
@@ -306,3 +306,42 @@ def test_what_cannot_be_healed_is_not_known(tmp_path):
         "fault is not a fixed one; a fix that leaves them a gradient passes; if zeros are right for this batch, "
         "capture or pin it anew to have that told",
     )
+
+
+class Rooted(pl.LightningModule):
+    """A layer that is given the root of what should not be negative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def root(self, x: Tensor) -> Tensor:
+        return x.sqrt()
+
+    def made(self, loss: Tensor) -> Tensor:
+        return loss
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        return self.made(nn.functional.l1_loss(self.layer(self.root(x)), y))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Clamped(Rooted):
+    def root(self, x: Tensor) -> Tensor:
+        return x.clamp(min=0).sqrt()
+
+
+class Masked(Rooted):
+    def made(self, loss: Tensor) -> Tensor:
+        return loss.nan_to_num() * 0 if loss.isnan() else loss
+
+
+@pytest.mark.parametrize(("module", "verdict"), [(Clamped, "finite"), (Masked, "nonfinite")])
+def test_a_weight_whose_input_is_zero(module, verdict, tmp_path):
+    """Has a gradient of 0 honestly, as long as its own layer goes on learning: the bias does."""
+    bundle = capture_one(Rooted(), [(-torch.ones(4, 3), torch.ones(4, 1))], tmp_path)
+    assert bundle.fault.healed.silent == ("layer.weight",)
+    assert replay(bundle, module=module()).verdict == verdict
