@@ -40,7 +40,9 @@ class Answer:
     words: str = ""
 
 
-def replay_afresh(bundle: Path, device: str, *, trace: bool = False, seconds: float | None = None) -> Answer:
+def replay_afresh(
+    bundle: Path, device: str, *, trace: bool = False, seconds: float | None = None, as_started: bool = False
+) -> Answer:
     """Replay a bundle in a fresh process, with today's code.
 
     Args:
@@ -48,6 +50,8 @@ def replay_afresh(bundle: Path, device: str, *, trace: bool = False, seconds: fl
         device: as for :func:`pytest_nancapture.replay`.
         trace: name the culprit.
         seconds: how long it may take; None for as long as it wants.
+        as_started: with the environment and the folder that this process began with, whatever a script has made of
+            them since.
 
     Raises:
         subprocess.TimeoutExpired: it took longer, and was ended.
@@ -60,8 +64,8 @@ def replay_afresh(bundle: Path, device: str, *, trace: bool = False, seconds: fl
         text=True,
         errors="replace",
         check=False,
-        env=_environment(),
-        cwd=_HERE if Path(_HERE).is_dir() else None,
+        env=_environment(as_started=as_started),
+        cwd=_HERE if as_started and Path(_HERE).is_dir() else None,
         timeout=seconds,
     )
     answer = _answer(done.stdout)
@@ -72,11 +76,11 @@ def replay_afresh(bundle: Path, device: str, *, trace: bool = False, seconds: fl
     return Answer(result={}, error=answer.get("error", {}), words=f"{words}\n{last}".rstrip())
 
 
-def _environment() -> dict[str, str]:
-    """As it was when this process started: what a script has set in it since, no other process will find."""
+def _environment(*, as_started: bool) -> dict[str, str]:
+    """Without what makes a process one rank of several."""
     return {
         name: value
-        for name, value in _at_start().items()
+        for name, value in (_at_start() if as_started else os.environ).items()
         if name not in _OF_RANKS and not name.startswith(_OF_LAUNCHERS)
     }
 

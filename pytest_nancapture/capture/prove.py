@@ -16,7 +16,7 @@ from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.bundle.manifest import Reproduced
 from pytest_nancapture.bundle.values.references import LiveResolver
 from pytest_nancapture.capture.fresh import replay_afresh
-from pytest_nancapture.errors import NancaptureError
+from pytest_nancapture.errors import DeviceUnavailableError, NancaptureError
 from pytest_nancapture.step.rebuild import build_module, materialize
 from pytest_nancapture.step.run import Run
 from pytest_nancapture.step.scene import read_content, set_scene, stored_in
@@ -57,7 +57,7 @@ def prove(run: Run, bundle: Bundle, *, times: int, seconds: float | None, opaque
         return Proof(reproduced=Reproduced(), words=_missing(bundle))
     if not times:
         return Proof(reproduced=Reproduced())
-    fresh = _prove_afresh(run, bundle, times) if _can_be_fresh(run, bundle, times, seconds) else None
+    fresh = _prove_afresh(bundle, times) if _can_be_fresh(run, bundle, times, seconds) else None
     if fresh is not None and (fresh.reproduced.runs or fresh.is_final):
         return fresh
     here = _prove_here(run, bundle, times)
@@ -91,14 +91,17 @@ def _has_room(device: torch.device) -> bool:
     return free > torch.cuda.max_memory_allocated(device)
 
 
-def _prove_afresh(run: Run, bundle: Bundle, times: int) -> Proof:
+def _prove_afresh(bundle: Bundle, times: int) -> Proof:
     runs, done, end = 0, 0, time.monotonic() + _SECONDS
     for _ in range(times):
         try:
-            answer = replay_afresh(bundle.path, str(run.device), seconds=max(end - time.monotonic(), 1.0))
+            left = max(end - time.monotonic(), 1.0)
+            answer = replay_afresh(bundle.path, bundle.manifest.device, seconds=left, as_started=True)
         except subprocess.TimeoutExpired:
             log.debug("nancapture: a fresh replay took longer than %.0f s", _SECONDS)
             break
+        if answer.error.get("type") == DeviceUnavailableError.__name__:
+            break  # a device that only this process has made known
         verdict, reason = answer.result.get("verdict"), answer.result.get("reason", "")
         if verdict in ("error", "mismatch", None):
             why = reason or answer.error.get("message") or answer.words
@@ -128,18 +131,18 @@ def _prove_here(run: Run, bundle: Bundle, times: int) -> Proof:
 
 def _replay_here(run: Run, bundle: Bundle) -> bool:
     """Whether the fault came back."""
-    manifest = bundle.manifest
+    manifest, device = bundle.manifest, torch.device(bundle.manifest.device)
     with (
         rng.preserved(),
         numerics.preserved(),
         torch.enable_grad(),
         tempfile.TemporaryDirectory(prefix="nancapture-", ignore_cleanup_errors=True) as folder,
     ):
-        content = read_content(bundle, run.device, stored_in(bundle.path))
+        content = read_content(bundle, device, stored_in(bundle.path))
         decoder = content.decoder(LiveResolver())
         module: Any = build_module(manifest.module, decoder, decoder.resolver, run.check_class)
         materialize(module, content.weights)
-        scene = set_scene(manifest, module, content, decoder, device=run.device, folder=folder)
+        scene = set_scene(manifest, module, content, decoder, device=device, folder=folder)
         run.rehearse(scene)
     finding = scene.engine.finding
     return finding is not None and bool(finding.found_in)

@@ -100,16 +100,19 @@ class Comparison:
 
     def _own_code(self, path: str, live: nn.Module, built: nn.Module) -> Iterator[Difference]:
         """What no value can say: methods that the instance has of its own, attributes that are gone, other dtypes."""
+        is_compiled = getattr(live, "_compiler_ctx", None) is not None
         for name, value in vars(live).items():
-            if name in self.ignored or not _is_method(live, name) or _is_ours(value):
+            if name in self.ignored or not _is_method(live, name) or _is_ours(value) or is_compiled:
                 continue
+            if str(getattr(value, "__module__", "")).partition(".")[0] in {*self.foreign, "torch"}:
+                continue  # put there by the loop, for as long as it needs it
             other = vars(built).get(name)
             if other is None or not (_is_ours(other) or self._same(value, other, (Step("attribute", name),))):
                 problem = "a method that the run's module has of its own, which a module built from the bundle lacks"
                 yield Difference(path, (Step("attribute", name),), None, problem)
         for name, value in vars(built).items():
             is_state = name not in self.ignored and not _is_method(built, name) and not self._is_foreign(value)
-            if is_state and name not in vars(live):
+            if is_state and name not in vars(live) and type(live) is type(built):
                 problem = "gone in the run's module, but not in one built from the bundle"
                 yield Difference(path, (Step("attribute", name),), None, problem)
         for name, parameter in live._parameters.items():
