@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from pytest_nancapture.bundle.tensors.kinds import stored_values, unwritable
 from pytest_nancapture.bundle.tensors.names import buffers, parameters, submodules
 from pytest_nancapture.bundle.values.generators import GENERATORS, state_of_generator
-from pytest_nancapture.bundle.values.objects import slots_of
+from pytest_nancapture.bundle.values.objects import EMPTY, builtin_base, slots_of
 from pytest_nancapture.step.state.places import Step, Way
 
 _DEPTH = 16
@@ -258,8 +258,8 @@ class Comparison:
         """Whether it is an object whose attributes are all there is to it."""
         kind = type(value)
         closed = (Tensor, np.ndarray, np.generic, *GENERATORS, *_FUNCTIONS, functools.partial, type, types.ModuleType)
-        if isinstance(value, closed) or kind.__module__ == "builtins":
-            return False
+        if isinstance(value, closed) or kind.__module__ == "builtins" or builtin_base(kind) not in EMPTY:
+            return False  # what a stream or another thing of compiled code holds is out of sight
         return hasattr(value, "__dict__") or bool(slots_of(value))
 
     def _is_foreign(self, value: Any, depth: int = 0) -> bool:
