@@ -83,7 +83,7 @@ class Comparison:
             if any(path.startswith(f"{above}.") for above in gone):
                 continue
             other = theirs.pop(path, None)
-            if other is None or _kind_of(module) is not _kind_of(other):
+            if other is None or not _is_same_kind(_kind_of(module), _kind_of(other)):
                 gone.append(path)
                 came = "is not there" if other is None else f"is a {type(other).__qualname__}"
                 problem = f"a {type(module).__qualname__}, which {came} in a module built from the bundle"
@@ -112,7 +112,7 @@ class Comparison:
                 yield Difference(path, (Step("attribute", name),), None, problem)
         for name, value in vars(built).items():
             is_state = name not in self.ignored and not _is_method(built, name) and not self._is_foreign(value)
-            if is_state and name not in vars(live) and type(live) is type(built):
+            if is_state and name not in vars(live) and _is_same_kind(type(live), type(built)):
                 problem = "gone in the run's module, but not in one built from the bundle"
                 yield Difference(path, (Step("attribute", name),), None, problem)
         for name, parameter in live._parameters.items():
@@ -142,7 +142,7 @@ class Comparison:
             if name != self._names.get(id(built)):
                 yield way, live
             return
-        if type(live) is not type(built):
+        if not _is_same_kind(type(live), type(built)):
             yield way, live
             return
         if type(live) in _ATOMS or isinstance(live, _VALUES):
@@ -337,6 +337,12 @@ def _kind_of(module: nn.Module) -> type:
     if isinstance(module, nn.modules.lazy.LazyModuleMixin) and module.cls_to_become is not None:
         return module.cls_to_become
     return kind.__bases__[0] if kind.__name__.startswith("Parametrized") and kind.__bases__ else kind
+
+
+def _is_same_kind(left: type, right: type) -> bool:
+    """A class that is defined inside of a function is made anew at each call."""
+    names = [(kind.__module__, kind.__qualname__) for kind in (left, right)]
+    return left is right or ("<locals>" in left.__qualname__ and names[0] == names[1])
 
 
 def _is_method(owner: Any, name: str) -> bool:

@@ -213,3 +213,18 @@ def test_objects_of_the_loop_are_no_state():
     """Nor are containers of nothing else."""
     live = Holder({"callbacks": [pl.Callback()], "rate": 1})
     assert differences(live, Holder({})) == ["value['rate']"]
+
+
+def test_a_class_that_is_defined_in_a_function():
+    """Is made anew at each call, and the same all the same."""
+
+    def make() -> nn.Module:
+        class Local(nn.Module):
+            level = 1
+
+        return Local()
+
+    live, built = Holder(), Holder()
+    live.part, built.part = make(), make()
+    live.part.rate = 2
+    assert differences(live, built) == ["part.rate"]
