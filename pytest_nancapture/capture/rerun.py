@@ -233,7 +233,7 @@ def _play(run: Run, window: Window, engine: Engine, optimizer: Any) -> None:
     """
     try:
         run.play(window, engine, optimizer)
-    except Exception as error:
+    except Exception as error:  # of the user's own code, which may not be made for a step that ends early
         if engine.finding is None or not engine.finding.found_in:
             raise
         log.debug("nancapture: after the fault was found, the step raised %s: %s", type(error).__name__, error)
