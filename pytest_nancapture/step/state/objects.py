@@ -19,7 +19,7 @@ _DEPTH = 8
 _MANY = 10_000
 """A larger container is put back itself; what lies in it is taken to be constant."""
 _CONTAINERS = (OrderedDict, dict, set, list, deque, bytearray)
-_NOT_THEIRS = frozenset({"torch", "logging", "threading", "multiprocessing"})
+_NOT_THEIRS = frozenset({"torch", "logging", "threading", "multiprocessing", "typing", "pytest_nancapture"})
 _WITHOUT_STATE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
 _SMALL = 2**16
 """Values of a tensor; a larger one is copied anew only where its version says that it was written."""

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from pytest_nancapture.loops.lightning.wrappers import Wrapper
 from pytest_nancapture.step.state.objects import Objects
 
 
@@ -86,3 +87,14 @@ def test_what_somebody_else_puts_back_is_let_be():
     known += 1
     objects.restore()
     assert known.tolist() == [1.0, 1.0]
+
+
+def test_what_holds_no_state_of_theirs_costs_no_look_inside():
+    """Our own stand-ins for hooks, and the types that they are annotated with, stand in every module at every step."""
+
+    class Owner:
+        def hook(self, batch: int | None) -> None: ...
+
+    owner, objects = Owner(), Objects()
+    objects.take(Wrapper(owner, "hook", lambda original, batch: original(batch)))
+    assert objects.count == 1
