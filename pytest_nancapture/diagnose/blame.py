@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from pytest_nancapture.bundle.tensors.names import buffers, unique_parameters
 from pytest_nancapture.bundle.values.references import repository_root
 from pytest_nancapture.diagnose.culprit import Culprit, Phase
+from pytest_nancapture.diagnose.records import GivenValue, Link, Origin, Record
 from pytest_nancapture.diagnose.source import Source
-from pytest_nancapture.diagnose.trace import GivenValue, Link, Record, Trace
+from pytest_nancapture.diagnose.trace import Trace
 from pytest_nancapture.step.finding import Finding, surfaces_in
 
-Origin = Record | GivenValue
 _CHAIN = 6
 """Lines of a chain that are told; the middle of a longer one is left out."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,82 +17,9 @@ from pytest_nancapture.bundle.tensors.names import buffers, parameters, submodul
 from pytest_nancapture.diagnose.arguments import has_bad_number, is_written, values_of
 from pytest_nancapture.diagnose.explain import explain, explain_gradient
 from pytest_nancapture.diagnose.healing import Healing
+from pytest_nancapture.diagnose.reads import Reads, Suspect, seen_by_others, unseen_in_texts
+from pytest_nancapture.diagnose.records import Birth, Forward, GivenValue, Link, Origin, Record
 from pytest_nancapture.diagnose.source import Source, user_source
-
-
-@dataclass(eq=False)
-class Forward:
-    """An operation of the forward, for the backward ones that belong to it."""
-
-    op: str
-    source: Source | None
-    module_path: str
-
-
-@dataclass(eq=False)
-class Record:
-    """An operation that put out NaN or Inf.
-
-    Attributes:
-        index: its place in the order of execution.
-        op: such as ``aten.div.Tensor``.
-        links: the operations, or givens, that its bad inputs came from.
-        birth: ``computed`` where all inputs were finite, ``written`` where an Inf stood in the code, ``nan``
-            where Inf became NaN; empty where it only passed bad values on.
-        fresh: of a pointwise operation, the elements that are bad though its inputs are finite there; None for all.
-        forward: in a backward pass, the forward operation whose gradient this is.
-        is_early: it made the batch that the step was given.
-        in_update: whether it was an optimizer's own, and none of the step's.
-    """
-
-    index: int
-    op: str
-    source: Source | None
-    module_path: str
-    birth: str
-    links: list[Link]
-    is_backward: bool
-    fresh: Tensor | None = None
-    explanation: str = ""
-    forward: Forward | None = None
-    is_early: bool = False
-    in_update: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Birth:
-    """An operation of the user's code, or its gradient, that made NaN or Inf of better values.
-
-    Attributes:
-        is_first: whether those were finite; else it made NaN of Inf.
-    """
-
-    op: str
-    source: Source
-    is_backward: bool
-    is_first: bool
-
-
-@dataclass(frozen=True)
-class GivenValue:
-    """Bad values that were there before the step: in the batch, in the weights, or in a constant of the code."""
-
-    kind: Literal["input", "weights", "constant"]
-    name: str = ""
-
-
-@dataclass(frozen=True, eq=False)
-class Link:
-    """Where an operation's bad input came from.
-
-    Attributes:
-        reach: of a pointwise operation, the elements of its output that the input made bad; None where not known.
-        is_aligned: whether an element of the input is the element of the same place in what its origin put out.
-    """
-
-    origin: Record | GivenValue
-    reach: Tensor | None = None
-    is_aligned: bool = False
 
 
 @dataclass
@@ -135,7 +62,9 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._count = 0
         self._paused = False
         self.in_update = False
-        self._read: Record | GivenValue | None = None
+        self._read: Origin | None = None
+        self.reads: Reads[Origin] = Reads()
+        """What the host has read of bad values."""
         self.births: dict[Birth, set[str]] = {}
         """Where bad values were born, and of what kind, also those that led to nothing."""
         self.expect(batch)
@@ -200,7 +129,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             enter.remove()
             leave.remove()
 
-    def writer(self, tensor: Tensor) -> Record | GivenValue | None:
+    def writer(self, tensor: Tensor) -> Origin | None:
         """Where the bad values of a tensor came from."""
         key = _memory(tensor)
         return self._writers.get(key) or self._given.get(key)
@@ -229,25 +158,38 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         source = user_source(self._package)
         forward = self._forward(func, node, source)
         values = values_of(args, kwargs) if func._schema.is_mutable else (args, kwargs)
-        result = func(*args, **kwargs)
+        suspects = self._suspects(inputs, before)
+        try:
+            result = func(*args, **kwargs)
+        except Exception as error:
+            self.reads.refused(error, suspects)
+            raise
         outputs = [_look(tensor) for tensor in tree_leaves(result) if isinstance(tensor, Tensor)]
         is_unfilled = str(func).removeprefix("aten.").startswith(_UNFILLED)
-        if not is_unfilled and (func.is_view or not outputs):
+        if not outputs:
+            self.reads.read(suspects)
+            return result
+        if func.is_view and not is_unfilled:
             return result
         bad = [look for look in outputs if look.bad is not None and not is_unfilled]
         if not bad:
+            self.reads.operation(suspects, [(look.tensor, _memory(look.tensor)) for look in outputs])
             for look in outputs:
                 self._forget(look.tensor)
             return result
-        record = self._record(func, values, inputs, before, bad, source, node, forward)
+        self.reads.bad(_memory(look.tensor) for look in outputs)
+        self._keep(self._record(func, values, inputs, before, bad, source, node, forward), bad)
+        return result
+
+    def _keep(self, record: Record, bad: list[_Look]) -> None:
+        """Remember it as the writer of its bad outputs, unless these are healed."""
         self._note_birth(record, bad)
         if self.heals is not None and record.birth in ("computed", "nan"):
             for look in bad:
                 self._mend(look)
-            return result
+            return
         for look in bad:
             self._writers[_memory(look.tensor)] = record
-        return result
 
     def _forward(self, func: Any, node: Any, source: Source | None) -> Forward | None:
         """In a forward, remember the operation under its autograd node's number; in a backward, find it by that."""
@@ -263,7 +205,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         func: Any,
         values: tuple[Any, Any],
         inputs: list[_Look],
-        before: list[Record | GivenValue | None],
+        before: list[Origin | None],
         bad: list[_Look],
         source: Source | None,
         node: Any,
@@ -314,7 +256,24 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
             self.births.setdefault(birth, set()).add("nan" if any(look.nan for look in bad) else "inf")
 
-    def _origin(self, look: _Look) -> Record | GivenValue:
+    def _suspects(self, inputs: list[_Look], origins: list[Origin | None]) -> list[Suspect[Origin]]:
+        """What an operation is given of bad values, or of hints at such."""
+        found = []
+        for look, origin in zip(inputs, origins, strict=True):
+            if origin is not None:
+                found.append(Suspect(origin, look.nan, is_value=True))
+            elif (hint := self.reads.hint(_memory(look.tensor))) is not None:
+                found.append(hint)
+        return found
+
+    def read_by_others(self, tensor: Tensor) -> None:
+        """Somebody else than torch reads it."""
+        if self._is_active and not self._paused:
+            with self.paused():
+                look = _look(tensor)
+                self.reads.read(self._suspects([look], [self._origin(look) if look.bad is not None else None]))
+
+    def _origin(self, look: _Look) -> Origin:
         return self.writer(look.tensor) or GivenValue("constant")
 
     def _forget(self, tensor: Tensor) -> None:
@@ -338,7 +297,12 @@ def traced(trace: Trace | None) -> Iterator[None]:
     if trace is None:
         yield
         return
-    with torch.compiler.set_stance("force_eager"), trace.module_paths():
+    with (
+        torch.compiler.set_stance("force_eager"),
+        trace.module_paths(),
+        seen_by_others(trace.read_by_others),
+        unseen_in_texts(trace.paused),
+    ):
         try:
             yield
         finally:
