@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from pytest_nancapture import NaNCapture, NonFiniteError, find_bundles
-from pytest_nancapture.capture import prove
+from pytest_nancapture.capture.proof import prove
 
 prove.FRESH = False  # what starts processes is tested in test_proofs.py
 

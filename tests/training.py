@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from pytest_nancapture import NaNCapture, NonFiniteError, ReplayResult, find_bundles, replay
 from pytest_nancapture.bundle.bundle import Bundle
-from pytest_nancapture.capture import prove
+from pytest_nancapture.capture.proof import prove
 from pytest_nancapture.replay.hooks import ReplayHooks
 
 prove.FRESH = False  # what starts processes is tested in test_proofs.py

@@ -18,8 +18,10 @@ Row = tuple[str, str]
 
 
 def headline(fault: Fault) -> str:
-    """What went wrong, in a few words: ``nan in loss, gradients``."""
-    return printable(f"{fault.kind} in {', '.join(fault.found_in) or 'nothing named'}")
+    """What went wrong, in a few words: ``nan in loss, gradients``, or ``nan, ValueError raised over it``."""
+    places = ", ".join(place for place in fault.found_in if place != "raised")
+    raised = f", {fault.raised.type} raised over it" if fault.raised is not None else ""
+    return printable(f"{fault.kind}{f' in {places}' if places else '' if raised else ' in nothing named'}{raised}")
 
 
 def reproduced(fault: Fault) -> str:
@@ -125,6 +127,8 @@ def _fault_rows(bundle: Bundle) -> Iterator[Row]:
     fault, gradients = bundle.fault, bundle.fault.gradients
     yield "what", headline(fault)
     yield "where", f"step {fault.global_step}, epoch {fault.epoch}, micro-batch {fault.batch_idx} of the epoch"
+    if fault.raised is not None:
+        yield "raised", str(fault.raised)
     yield "loss", some([loss or "none" for loss in fault.losses], 8) or "none recorded"
     named = f": {some(gradients.nonfinite)}" if gradients.nonfinite else ""
     yield "gradients", f"{len(gradients.nonfinite)} of {gradients.total} not finite{named}"

@@ -67,12 +67,28 @@ class Healed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Raised:
+    """What a step raised over values that are not finite.
+
+    Attributes:
+        type: the exception's, such as ``ValueError``.
+        message: the first line of it.
+    """
+
+    type: str
+    message: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.message}" if self.message else self.type
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fault:
     """What went wrong, where it was seen, and in which micro-batch.
 
     Attributes:
         kind: ``nan`` where any value was NaN, else ``inf``; of the loss if that was bad, else of the rest.
-        found_in: of ``loss``, ``gradients``, ``buffers``, ``weights``.
+        found_in: of ``loss``, ``gradients``, ``buffers``, ``weights``, ``raised``.
         global_step: the optimizer step, counted from 0, as user code reads it.
         batch_idx: of the guilty micro-batch.
         losses: one per micro-batch, as text (JSON has no NaN); empty text where a micro-batch had none.
@@ -81,6 +97,7 @@ class Fault:
             ``optimizer_history``, after its update.
         seen: how many steps of the run had this fault; the bundle is the first one's.
         healed: what is left for a fix to learn; None where that is not known.
+        raised: what the step raised over a value that is not finite, instead of coming to its end.
     """
 
     kind: Literal["nan", "inf"]
@@ -96,6 +113,7 @@ class Fault:
     weights: tuple[str, ...] = ()
     seen: int = 1
     healed: Healed | None = None
+    raised: Raised | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Settings that decide what arithmetic does: taken at capture, applied in a replay."""
+"""Settings that decide what arithmetic does, and what raises: taken at capture, applied in a replay."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from contextlib import contextmanager, suppress
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import torch
+from torch.distributions import Distribution
 
 _Setting = tuple[Callable[[], Any], Callable[[Any], Any]]
 
@@ -20,6 +22,19 @@ def _fp32_precision(path: str) -> _Setting:
     """Torch's newer word for TF32 and its like, of 2.9 on; where it was used the older flags cannot be read."""
     owner = attrgetter(path)
     return (lambda: owner(torch).fp32_precision), (lambda value: setattr(owner(torch), "fp32_precision", value))
+
+
+def _anomaly_mode() -> list[bool]:
+    return [torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()]
+
+
+def _set_anomaly_mode(value: list[bool]) -> None:
+    torch.autograd.set_detect_anomaly(value[0], check_nan=value[1])
+
+
+def _set_sparse_checks(value: bool) -> None:
+    checks: Any = torch.sparse.check_sparse_tensor_invariants
+    checks.enable() if value else checks.disable()
 
 
 def _deterministic() -> list[bool]:
@@ -67,7 +82,17 @@ _SETTINGS: dict[str, _Setting] = {
         lambda: bool((torch.tensor([1e-310], dtype=torch.float64) * 1.0).item() == 0.0),
         torch.set_flush_denormal,
     ),
+    "fill_uninitialized_memory": _flag(torch.utils.deterministic, "fill_uninitialized_memory"),
+    "anomaly_mode": (_anomaly_mode, _set_anomaly_mode),
+    "distributions_validate_args": _flag(Distribution, "_validate_args"),
+    "sparse_invariants": (torch.sparse.check_sparse_tensor_invariants.is_enabled, _set_sparse_checks),
+    "numpy_errors": (np.geterr, lambda value: np.seterr(**value)),
 }
+
+
+def settings_of_a_context() -> dict[str, Any]:
+    """Those that a training loop sets around its steps, and which are others again once an exception has left it."""
+    return {"anomaly_mode": _anomaly_mode()}
 
 
 def numeric_settings() -> dict[str, Any]:

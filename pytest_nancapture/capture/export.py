@@ -111,7 +111,7 @@ class Capture:
             fault=fault,
             module=self._module_record(),
             trainer=self.run.describe(self.window, self.target),
-            numerics=numeric_settings(),
+            numerics={**numeric_settings(), **self.window.numerics},
             rng=RngRecord(instants=instants),
             batch=BatchRecord(window=tuple(_micro_batch(batch, rng) for batch in self.window.batches)),
             files={},
@@ -188,6 +188,7 @@ class Capture:
             buffers=finding.buffers,
             weights=finding.weights,
             healed=self.healed,
+            raised=finding.raised,
         )
 
     def _module_record(self) -> ModuleRecord:

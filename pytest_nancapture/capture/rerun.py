@@ -5,24 +5,26 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from pytest_nancapture.bundle.manifest import Gradients, Healed, Reproduced
+from pytest_nancapture.bundle.manifest import Reproduced
 from pytest_nancapture.capture.guilty import Decision, Outcome
 from pytest_nancapture.diagnose.blame import culprit_of
 from pytest_nancapture.diagnose.culprit import Culprit
 from pytest_nancapture.diagnose.given import given_fault, given_number
 from pytest_nancapture.diagnose.healing import Healing, healed_step
+from pytest_nancapture.diagnose.raised import judge_raise
+from pytest_nancapture.diagnose.records import Origin
 from pytest_nancapture.diagnose.source import package_folder
 from pytest_nancapture.diagnose.trace import Trace, traced
 from pytest_nancapture.step.engine import Engine
 from pytest_nancapture.step.finding import Finding, surfaces_in
-from pytest_nancapture.step.run import Run
-from pytest_nancapture.step.sent import watched
+from pytest_nancapture.step.run import OnItsOwn, Run
+from pytest_nancapture.step.sent import NeedsOthersError, watched
 from pytest_nancapture.step.state.optimizers import parameters_of
 from pytest_nancapture.step.state.put_back import preserved
 from pytest_nancapture.step.state.window import Window
@@ -36,23 +38,40 @@ _TRACE_SECONDS = 60
 """A run is not held up for longer than this to name the culprit; a replay will name it too."""
 
 
+def may_be_followed(seconds: float) -> bool:
+    """Whether the operations of a step that takes so long can be followed in good time."""
+    return seconds * _SLOWER < _TRACE_SECONDS
+
+
 class Reruns:
     """Runs windows again, and hands out what each run saw.
 
     Attributes:
+        run: that is watched.
         engine: of the run that is under way; None else. Every backward pass and optimizer step is handed to it.
     """
 
     def __init__(self, run: Run, *, trace: bool, confirm: int) -> None:
         """`trace` and `confirm`: what the user asked for."""
-        self._run = run
+        self.run = run
         self._trace = trace
         self._confirm = confirm
         self.engine: Engine | None = None
         self._healed: set[Any] = set()
 
+    def alone(self) -> Reruns:
+        """The same for a run that is over, on this rank alone."""
+        return Reruns(cast("Run", OnItsOwn(self.run)), trace=self._trace, confirm=max(self._confirm, 1))
+
     def again(
-        self, window: Window, optimizer: Any, target: int, trace: Trace | None = None, *, goes_on: bool = False
+        self,
+        window: Window,
+        optimizer: Any,
+        target: int,
+        trace: Trace | None = None,
+        *,
+        goes_on: bool = False,
+        raised: bool = False,
     ) -> Outcome | None:
         """Run every micro-batch again from the instant, and put everything back; None where it could not be run.
 
@@ -61,11 +80,12 @@ class Reruns:
             target: which optimizer step of the window that was, counted from 0.
             trace: follows the operations, if a culprit is wanted.
             goes_on: make the update, and look at the weights after it.
+            raised: it did so in training, and may again: over what, the outcome's finding tells.
         """
         try:
-            return self._run_again(window, optimizer, target, trace, goes_on=goes_on)
+            return self._run_again(window, optimizer, target, trace, goes_on=goes_on, raised=raised)
         except Exception as error:  # the user's step may raise anything; the capture goes on without its confirmation
-            level = logging.DEBUG if trace is not None and trace.heals is not None else logging.WARNING
+            level = logging.DEBUG if raised or (trace is not None and trace.heals is not None) else logging.WARNING
             log.log(level, "nancapture: rerunning the step in place raised %s: %s", type(error).__name__, error)
             log.debug("nancapture: where it was raised", exc_info=True)
             return None
@@ -82,21 +102,23 @@ class Reruns:
         """
         began = time.monotonic()
         culprit, why = self.culprit(window, optimizer, target, decision.seconds, bad)
-        healed = self.healed(
-            window,
-            optimizer,
-            target,
-            decision.seconds,
-            (culprit, decision.finding.gradients, decision.guilty),
-            is_mine=self._run.rank in decision.blamed,
-            began=began,
-        )
-        return dataclasses.replace(decision, culprit=culprit, no_culprit=why, healed=healed)
+        decision = dataclasses.replace(decision, culprit=culprit, no_culprit=why)
+        return self.healed(window, optimizer, target, decision, began=began)
+
+    def raised(self, window: Window, optimizer: Any, target: int, *, goes_on: bool, follows: bool) -> Outcome | None:
+        """Run a step again that has raised, to see whether a value that is not finite was the reason.
+
+        Args:
+            goes_on: it did so in the update.
+            follows: follow its operations; else only bad losses, gradients and buffers are seen.
+        """
+        trace = _trace_of(self.run.module) if follows else None
+        return self.again(window, optimizer, target, trace, goes_on=goes_on, raised=True)
 
     def explained_after(self, window: Window, target: int, decision: Decision) -> Decision:
         """Make a bad update again, and find out what made it so."""
         optimizer = window.last_optimizer
-        if self._run.any(any(batch.problem is not None for batch in window.batches)):
+        if self.run.any(any(batch.problem is not None for batch in window.batches)):
             return decision
         outcomes = [self.again(window, optimizer, target, goes_on=True) for _ in range(self._confirm)]
         done = [outcome for outcome in outcomes if outcome is not None]
@@ -126,12 +148,12 @@ class Reruns:
             The culprit, or why there is none and how to get one; that a fault did not come back is told elsewhere.
         """
         problem = self._problem(seconds)
-        if self._run.any(bool(problem)):
+        if self.run.any(bool(problem)):
             return (
                 None,
                 "" if problem == _TRANSIENT else problem or "it cannot be followed on every rank; a replay names it",
             )
-        outcome = self.again(window, optimizer, target, _trace_of(self._run.module), goes_on=goes_on)
+        outcome = self.again(window, optimizer, target, _trace_of(self.run.module), goes_on=goes_on)
         culprit = outcome.culprit if outcome is not None else None
         batch = {name: tensor for taken in window.batches for name, tensor in taken.tensors.items()}
         given = given_fault(weights, batch)
@@ -144,38 +166,34 @@ class Reruns:
         window: Window,
         optimizer: Any,
         target: int,
-        seconds: float | None,
-        fault: tuple[Culprit | None, Gradients, int],
+        decision: Decision,
         *,
-        is_mine: bool,
         began: float,
-    ) -> Healed | None:
-        """What the step would learn with its fault healed, once for each fault; every rank runs it again, or none.
+    ) -> Decision:
+        """With what the step would learn with its fault healed, once for each fault; every rank reruns, or none.
 
         Args:
-            seconds: that a run takes; None where the fault did not come back.
-            fault: its culprit, gradients, and the position of the guilty micro-batch in this rank's window.
-            is_mine: whether this rank is to blame.
+            decision: with its culprit.
             began: when the culprit's run did, by the monotonic clock.
         """
-        if self._run.any(bool(self._problem(seconds))):
-            return None
-        culprit, gradients, guilty = fault
+        if self.run.any(bool(self._problem(decision.seconds))):
+            return decision
+        culprit, gradients = decision.culprit, decision.finding.gradients
         known = (culprit and (culprit.op, culprit.file, culprit.line), gradients.nonfinite)
-        is_new = is_mine and known not in self._healed
+        is_new = self.run.rank in decision.blamed and known not in self._healed
         self._healed.add(known)
-        if not self._run.any(is_new):
-            return None
+        if not self.run.any(is_new):
+            return decision
         each = time.monotonic() - began
 
         def heal(healing: Healing) -> Finding | None:
             # All ranks or none: the user's step may speak to the others, who would wait for ever.
-            if self._run.any(time.monotonic() - began + each > _TRACE_SECONDS):
+            if self.run.any(time.monotonic() - began + each > _TRACE_SECONDS):
                 return None
-            outcome = self.again(window, optimizer, target, _trace_of(self._run.module, healing))
+            outcome = self.again(window, optimizer, target, _trace_of(self.run.module, healing))
             return outcome.finding if outcome is not None else None
 
-        return healed_step(gradients, guilty, heal, self._run.any)
+        return dataclasses.replace(decision, healed=healed_step(gradients, decision.guilty, heal, self.run.any))
 
     def _problem(self, seconds: float | None) -> str:
         """Why operations are not followed; empty where they are."""
@@ -185,15 +203,17 @@ class Reruns:
             return "confirm=0 leaves out the reruns that tell; a replay names it, and so does NaNCapture(confirm=1)"
         if seconds is None:
             return _TRANSIENT
-        if seconds * _SLOWER >= _TRACE_SECONDS:
+        if not may_be_followed(seconds):
             return (
                 f"a rerun took {seconds:.0f} s, and following its operations would hold up the run for more than "
                 f"{_TRACE_SECONDS} s; a replay names it"
             )
         return ""
 
-    def _run_again(self, window: Window, optimizer: Any, target: int, trace: Trace | None, *, goes_on: bool) -> Outcome:
-        start, run = time.perf_counter(), self._run
+    def _run_again(
+        self, window: Window, optimizer: Any, target: int, trace: Trace | None, *, goes_on: bool, raised: bool
+    ) -> Outcome:
+        start, run = time.perf_counter(), self.run
 
         def restore() -> None:
             window.restore(run.module)
@@ -203,17 +223,23 @@ class Reruns:
         # An optimizer that calls another one does so where no gradients are recorded.
         with torch.enable_grad(), preserved(run, updates=target > 0 or goes_on), run.quiet(window):
             self.engine = engine
+            behind: Sequence[Origin] = ()
             with watched() as sent, traced(trace):
-                _play(run, window, engine, optimizer)
+                try:
+                    _play(run, window, engine, optimizer)
+                except Exception as error:
+                    if not raised or isinstance(error, NeedsOthersError):
+                        raise
+                    behind = judge_raise(engine, trace, error, _parameters_of(optimizer))
                 if engine.finding is None:
-                    engine.look(parameters_of(optimizer))
-                if goes_on:
+                    engine.look(_parameters_of(optimizer))
+                if goes_on and (engine.finding is None or engine.finding.raised is None):
                     engine.look_after(updated=True)
             finding = engine.finding
             assert finding is not None
             culprit = None
             if trace is not None and trace.heals is None:
-                culprit = _culprit_of(trace, run.module, finding, engine)
+                culprit = _culprit_of(trace, run.module, finding, engine, behind)
         last = len(engine.losses) - 1 if finding.found_in else None
         return Outcome(
             finding=finding,
@@ -239,9 +265,11 @@ def _play(run: Run, window: Window, engine: Engine, optimizer: Any) -> None:
         log.debug("nancapture: after the fault was found, the step raised %s: %s", type(error).__name__, error)
 
 
-def _culprit_of(trace: Trace, module: nn.Module, finding: Finding, engine: Engine) -> Culprit | None:
+def _culprit_of(
+    trace: Trace, module: nn.Module, finding: Finding, engine: Engine, behind: Sequence[Origin]
+) -> Culprit | None:
     try:
-        culprit = culprit_of(trace, module, finding, engine.losses)
+        culprit = culprit_of(trace, module, finding, engine.losses, behind)
     except Exception:  # the fault is confirmed whether or not its way can be followed
         log.debug("nancapture: following the operations failed", exc_info=True)
         culprit = None
@@ -249,6 +277,11 @@ def _culprit_of(trace: Trace, module: nn.Module, finding: Finding, engine: Engin
     if culprit is None and not (engine.bad_numbers and phase == "optimizer"):
         return None
     return given_number(culprit or Culprit(phase=phase), engine.bad_numbers)
+
+
+def _parameters_of(optimizer: Any) -> list[Tensor]:
+    """None where there is no optimizer."""
+    return parameters_of(optimizer) if optimizer is not None else []
 
 
 def _trace_of(module: nn.Module, heals: Healing | None = None) -> Trace:

@@ -15,7 +15,7 @@ from pytest_nancapture.bundle.manifest import MANIFEST_NAME, WEIGHTS, Fault, Rep
 from pytest_nancapture.bundle.paths import shown
 from pytest_nancapture.bundle.text import human_size
 from pytest_nancapture.capture.export import Capture
-from pytest_nancapture.capture.prove import Proof, prove
+from pytest_nancapture.capture.proof.prove import Proof, prove
 from pytest_nancapture.errors import NancaptureError
 from pytest_nancapture.step.run import Run
 

@@ -22,6 +22,7 @@ from pytest_nancapture.bundle.manifest import Reproduced
 from pytest_nancapture.bundle.tensors.names import unique_parameters
 from pytest_nancapture.capture.deferral import Deferral, Look
 from pytest_nancapture.capture.guilty import Decision, decide
+from pytest_nancapture.capture.raised import capture_raised
 from pytest_nancapture.capture.react import OnCapture, Reaction
 from pytest_nancapture.capture.recipe import Recipe
 from pytest_nancapture.capture.record import Recorder, captured
@@ -73,6 +74,7 @@ class Watch:
         self._reruns = Reruns(run, trace=settings.trace, confirm=settings.confirm)
         self._buffers = BufferWatch(inventory)
         self._told_of_scale = False
+        self._is_updating = False
         self._reaction = Reaction(run, settings.on_capture)
         retention = Retention(settings.dirpath, settings.max_bundles, run)
         self._record = Recorder(run, recipe, self._keeper, self._buffers, retention, proofs=settings.confirm)
@@ -119,6 +121,14 @@ class Watch:
     def end(self) -> None:
         """Let go of everything taken."""
         self._keeper.window = None
+
+    def raised(self, error: BaseException, *, in_hook: bool = False) -> None:
+        """The step that is under way has raised; `in_hook`: in the module's own hook that makes its batch."""
+        self._reruns = self._reruns.alone()
+        if in_hook:
+            self._keeper.take_unmade()
+        if self._keeper.window is not None:
+            capture_raised(error, self._keeper.window, self._record, self._reruns, in_update=self._is_updating)
 
     # The calls of the loop, in the order in which it comes by.
 
@@ -199,6 +209,7 @@ class Watch:
 
     def begin_update(self) -> None:
         """An optimizer step begins; it may evaluate its closure once or several times."""
+        self._is_updating = False
         if self._engine is not None:
             self._engine.begin_update()
         else:
@@ -222,6 +233,7 @@ class Watch:
                 raise DropStep
         elif window is not None and window.batches:
             self._check(window, optimizer)
+            self._is_updating = True
 
     def after_update(self, optimizer: Any) -> None:
         """The optimizer step is over, whether it made an update or not."""
@@ -233,6 +245,7 @@ class Watch:
     def end_update(self, optimizer: Any) -> None:
         """The same, where nothing was found in it."""
         if self._engine is None:
+            self._is_updating = False
             self._keeper.end_update(optimizer)
 
     def leave(self) -> None:

@@ -34,23 +34,22 @@ def symptoms(module: nn.Module, finding: Finding, losses: Sequence[Sequence[Tens
     return bad or gradients or [everything[name] for name in (*finding.buffers, *finding.weights)]
 
 
-def blame(trace: Trace, symptoms: Iterable[Tensor], phase: Phase) -> Culprit | None:
-    """The culprit of bad values that ended in `symptoms`; file names are relative to the repository.
+def blame(origins: Iterable[Origin | None], phase: Phase) -> Culprit | None:
+    """The culprit of bad values that ended in symptoms; file names are relative to the repository.
 
     The first cause counts: an Inf that was computed, or the NaN that a written Inf (a mask) became. What was bad before
     the step began comes before both.
 
     Args:
-        symptoms: bad losses, or where they are finite bad gradients, buffers or weights.
+        origins: of the symptoms: of bad losses, or where they are finite of bad gradients, buffers or weights.
         phase: where the fault surfaces, unless it was given with batch or weights.
 
     Returns:
         None where nothing of the trace leads to the symptoms.
     """
     root = repository_root(Path.cwd()) or Path.cwd()
-    ends = [Link(origin) for tensor in symptoms if (origin := trace.writer(tensor)) is not None]
-    reached = _ancestors(ends)
-    given = [hit.origin for hit in reached if isinstance(hit.origin, GivenValue) and hit.origin.kind != "constant"]
+    reached = _ancestors(Link(origin) for origin in origins if origin is not None)
+    given = _given(reached)
     if given:
         first = min(given, key=lambda value: value.kind != "weights")
         return Culprit(phase="weights" if first.kind == "weights" else "input")
@@ -64,9 +63,35 @@ def blame(trace: Trace, symptoms: Iterable[Tensor], phase: Phase) -> Culprit | N
     return None
 
 
-def culprit_of(trace: Trace, module: nn.Module, finding: Finding, losses: Sequence[Sequence[Tensor]]) -> Culprit | None:
-    """The culprit of what was found in a step that was traced, while losses and gradients are still there."""
-    return blame(trace, symptoms(module, finding, losses), surfaces_in(finding))
+def culprit_of(
+    trace: Trace,
+    module: nn.Module,
+    finding: Finding,
+    losses: Sequence[Sequence[Tensor]],
+    behind: Sequence[Origin] = (),
+) -> Culprit | None:
+    """The culprit of what was found in a step that was traced, while losses and gradients are still there.
+
+    Args:
+        behind: where the bad values came from over which the step raised.
+    """
+    origins: Iterable[Origin | None] = behind or map(trace.writer, symptoms(module, finding, losses))
+    return blame(origins, surfaces_in(finding))
+
+
+def has_birth(origin: Origin) -> bool:
+    """Whether a bad value was born on the way to it."""
+    return any(map(_is_birth, _ancestors([Link(origin)])))
+
+
+def has_given(origin: Origin) -> bool:
+    """Whether a bad value on the way to it stood in batch or weights."""
+    return bool(_given(_ancestors([Link(origin)])))
+
+
+def _given(hits: Iterable[_Hit]) -> list[GivenValue]:
+    """Those that were there before the step, but for constants of the code."""
+    return [hit.origin for hit in hits if isinstance(hit.origin, GivenValue) and hit.origin.kind != "constant"]
 
 
 @dataclass

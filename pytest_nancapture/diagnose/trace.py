@@ -108,6 +108,10 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._is_active = False
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
+    def end(self) -> None:
+        """Let all operations through unseen from here on."""
+        self._paused = True
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Let operations through unseen: those of a look, not of the step."""
@@ -167,7 +171,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         outputs = [_look(tensor) for tensor in tree_leaves(result) if isinstance(tensor, Tensor)]
         is_unfilled = str(func).removeprefix("aten.").startswith(_UNFILLED)
         if not outputs:
-            self.reads.read(suspects)
+            if inputs:  # else it is a mark for a profiler
+                self.reads.read(suspects)
             return result
         if func.is_view and not is_unfilled:
             return result

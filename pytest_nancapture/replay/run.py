@@ -20,12 +20,13 @@ import torch
 from pytest_nancapture.bundle import numerics, rng
 from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.bundle.manifest import Manifest
-from pytest_nancapture.bundle.tensors.names import submodules
+from pytest_nancapture.bundle.tensors.names import submodules, unique_parameters
 from pytest_nancapture.bundle.text import some
 from pytest_nancapture.diagnose.blame import culprit_of
 from pytest_nancapture.diagnose.culprit import Culprit
 from pytest_nancapture.diagnose.given import given_fault, given_number
 from pytest_nancapture.diagnose.healing import Healing
+from pytest_nancapture.diagnose.raised import judge_raise, raised
 from pytest_nancapture.diagnose.source import package_folder
 from pytest_nancapture.diagnose.trace import Trace, traced
 from pytest_nancapture.errors import MismatchError, RebuildError
@@ -35,9 +36,9 @@ from pytest_nancapture.replay.hooks import ReplayHooks
 from pytest_nancapture.replay.initial import Fingerprint, other_initial
 from pytest_nancapture.replay.resolve import resolver_for
 from pytest_nancapture.replay.result import ReplayResult, Verdict
-from pytest_nancapture.replay.verdict import judge
+from pytest_nancapture.replay.verdict import judge, names_of
 from pytest_nancapture.step.engine import Engine
-from pytest_nancapture.step.finding import Finding
+from pytest_nancapture.step.finding import Finding, surfaces_in
 from pytest_nancapture.step.rebuild import build_module, materialize, other_dtypes
 from pytest_nancapture.step.scene import Source, read_content, set_scene, stored_in
 
@@ -57,7 +58,10 @@ def run_replay(
     target = choose_device(device, opened.manifest)
     hooks = hooks or ReplayHooks()
     with traceless() as folder:
-        result = Replay(opened, target, hooks, folder).run(module, trace=trace)
+        run = Replay(opened, target, hooks, folder)
+        result = run.run(module, trace=trace)
+        if run.error is not None and not trace:  # over what, only the operations tell
+            result = Replay(opened, target, hooks, folder).run(module, trace=True)
         if result["verdict"] == "finite" and opened.manifest.module.compiled and module is None:
             again = Replay(opened, target, hooks, folder).run(None, compiled=True)
             passed = again["verdict"] == "finite"
@@ -74,6 +78,7 @@ class Replay:
         stepped: the module that ran it, as it was left.
         trace: of the operations, if one was asked for.
         initial: of the weights that were left to the code's initialiser, as the step began with them.
+        error: what the step raised, instead of coming to its end.
     """
 
     def __init__(
@@ -86,7 +91,9 @@ class Replay:
         self.stepped: Any = None
         self.trace: Trace | None = None
         self.initial: Fingerprint | None = None
+        self.error: Exception | None = None
         self._others = ""
+        self._engine: Engine | None = None
         self._device = device
         self._is_given = False
         self._hooks = hooks
@@ -113,8 +120,7 @@ class Replay:
         except RebuildError as error:
             return self._without_verdict("error", str(error), notes)
         except Exception as error:  # whatever the user's code raises is the verdict, not our failure
-            reason = f"the step raised {type(error).__name__}: {error}"
-            return self._without_verdict("error", reason, notes, _user_traceback(error))
+            return self._judge_error(error, given if trace else None, notes)
         finding = self.finding = engine.finding
         self.stepped = step
         if finding is None:
@@ -192,9 +198,36 @@ class Replay:
             fitted=_compile(module, self._bundle.manifest.module.compiled) if compiled else None,
             overrides=(self._hooks.trainer_kwargs and self._hooks.trainer_kwargs(self._bundle)) or {},
         )
+        self._engine = scene.engine
         with self._loop.quiet(), traced(self.trace):
             self._loop.play(scene)
         return scene.engine
+
+    def _judge_error(self, error: Exception, given: Culprit | None, notes: tuple[str, ...]) -> dict[str, Any]:
+        """An exception over a value that is not finite is the fault itself; any other is an error."""
+        self.error, engine, fault = error, self._engine, self._bundle.manifest.fault
+        reason, detail = f"the step raised {raised(error)}", _user_traceback(error)
+        if self.trace is None or self.trace.heals is not None or engine is None:
+            return self._without_verdict("error", reason, notes, detail)
+        behind = judge_raise(engine, self.trace, error, dict(unique_parameters(engine.module)).values())
+        finding = engine.finding
+        assert finding is not None
+        if not finding.found_in:
+            return self._without_verdict("error", reason, notes, detail)
+        self.finding, self.stepped = finding, engine.module
+        culprit = culprit_of(self.trace, engine.module, finding, engine.losses, behind)
+        if given is not None and culprit == Culprit(phase=given.phase):
+            culprit = given
+        as_before = fault.raised is not None and fault.raised.type == raised(error).type
+        return {
+            "verdict": "nonfinite",
+            "loss": None,
+            "nonfinite": names_of(finding),
+            "culprit": culprit or Culprit(phase=surfaces_in(finding)),
+            "reason": f"raises {'as at capture: ' if as_before else ''}{raised(error)}",
+            "detail": detail,
+            "notes": notes,
+        }
 
     def _note_initial(self, module: Any) -> None:
         """Whether weights that were left to the code are those that the fault was seen with."""

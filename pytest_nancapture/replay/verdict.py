@@ -62,7 +62,7 @@ def judge(
         return Judgement(
             verdict="nonfinite",
             reason=finding.summary,
-            nonfinite=_names(finding),
+            nonfinite=names_of(finding),
             culprit=given or Culprit(phase=surfaces_in(finding)),
             notes=(others,) if others else (),
         )
@@ -85,7 +85,7 @@ def judge(
                 "a fix that lets it make a finite one passes",
             )
         return _honest("the step makes no loss, and with its fault healed there is nothing to learn from this batch")
-    mended = [name for name in watched(fault.gradients) if name in raw]
+    mended = [name for name in watched(fault.gradients) or raw if name in raw]
     if mended:
         return _vacuous(
             f"the gradients of {some(mended)} were not finite until code after the backward pass changed them",
@@ -122,6 +122,10 @@ def _judge_gradients(finding: Finding, fault: Fault, guilty: int) -> Judgement:
                 f"{some(cut)}, with {how} gradients at capture, {verb} cut off from the loss now",
                 "a fix that leaves gradients there, be they zeros, passes" if set(cut) <= idle else _PASSES,
             )
+    if fault.raised is not None and not asked and not there:
+        if healed is not None and not healed.learns:
+            return _honest("no gradient is left, and with its fault healed there is nothing to learn from this batch")
+        return _vacuous(f"the step does not raise any more, and teaches nothing: {_NOTHING}", _LEARNS)
     if not asked or there & set(asked):
         return fine
     if healed is not None and idle >= set(asked):
@@ -134,7 +138,7 @@ def _judge_gradients(finding: Finding, fault: Fault, guilty: int) -> Judgement:
     if set(asked) & set(finding.gradients.nonzero):
         lost = f"get none of micro-batch {guilty + 1} of the window, or only zeros"
     return _vacuous(
-        f"{many} with {how} gradients at capture now {lost}: nothing was tested",
+        f"{many} with {how} gradients at capture now {lost}: {_NOTHING}",
         _PASSES if known else f"{_PASSES}; if zeros are right for this batch, capture or pin it anew to have that told",
     )
 
@@ -145,6 +149,8 @@ def _layer_of(name: str, learning: Collection[str]) -> bool:
     return any(other != name and other.rpartition(".")[0] == layer for other in learning)
 
 
+_NOTHING = "nothing was tested"
+_LEARNS = "a fix that lets it come to a loss that teaches something passes"
 _PASSES = "a fix that leaves them a gradient passes"
 
 
@@ -160,8 +166,10 @@ def _text(losses: tuple[str, ...], position: int) -> str:
     return losses[position] if position < len(losses) else ""
 
 
-def _names(finding: Finding) -> tuple[str, ...]:
-    loss = ("loss",) if finding.bad_losses else ()
+def names_of(finding: Finding) -> tuple[str, ...]:
+    """What is not finite, by name."""
+    raised = (f"what {finding.raised.type} is raised over",) if finding.raised is not None else ()
+    loss = (*raised, "loss") if finding.bad_losses else raised
     gradients = (f"gradient {name}" for name in finding.gradients.nonfinite)
     buffers = (f"buffer {name}" for name in finding.buffers)
     return (*loss, *gradients, *buffers, *(f"weight {name}" for name in finding.weights))

@@ -51,6 +51,9 @@ class Tracer(Protocol):
     def paused(self) -> AbstractContextManager[None]:
         """What runs meanwhile is no part of the step."""
 
+    def end(self) -> None:
+        """The step has raised: what runs from here on is no part of it."""
+
 
 @dataclass(kw_only=True)
 class Engine:
@@ -242,6 +245,11 @@ class Engine:
             self.finding = dataclasses.replace(found, taught=taught, by_update=bool(is_moved))
             self._note_draws()
         return bool(self.finding.found_in)
+
+    def raised(self) -> None:
+        """The step has raised."""
+        if self.trace is not None:
+            self.trace.end()
 
     def look_after(self, *, updated: bool) -> None:
         """At the window's end, look also at what hooks have written since and, if `updated`, at the weights."""

@@ -8,9 +8,12 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from pytest_nancapture.bundle.manifest import Gradients
+from pytest_nancapture.bundle.manifest import Gradients, Raised
 from pytest_nancapture.bundle.tensors.names import unique_parameters
 from pytest_nancapture.step.check import has_nan, is_finite, is_zero
+
+Part = Literal["forward", "backward", "optimizer"]
+_KINDS = {"nan": "NaN", "inf": "Inf"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +31,8 @@ class Finding:
         by_update: the loss was computed with weights that an earlier update or evaluation of the same step, in the
             optimizer's own code, had made bad.
         kind: ``nan`` where any value is, else ``inf``; of the loss if that is bad, else of the rest.
+        raised: what the step raised over a value that is not finite, instead of coming to its end.
+        raised_in: where it was then.
     """
 
     losses: tuple[str, ...] = ()
@@ -39,22 +44,25 @@ class Finding:
     weights: tuple[str, ...] = ()
     by_update: bool = False
     kind: Literal["nan", "inf"] = "nan"
+    raised: Raised | None = None
+    raised_in: Part = "forward"
 
     @property
     def found_in(self) -> tuple[str, ...]:
-        """Of ``loss``, ``gradients``, ``buffers``, ``weights``, those that are not finite."""
+        """Of ``loss``, ``gradients``, ``buffers``, ``weights``, those that are not finite; ``raised`` if it raised."""
         places = {
             "loss": self.bad_losses,
             "gradients": self.gradients.nonfinite,
             "buffers": self.buffers,
             "weights": self.weights,
+            "raised": self.raised,
         }
         return tuple(name for name, bad in places.items() if bad)
 
     @property
     def summary(self) -> str:
-        """As in the log: ``nan in loss, 161 of 161 gradients not finite``."""
-        parts = []
+        """As in the log: ``nan in loss, 161 of 161 gradients not finite``, ``ValueError over NaN``."""
+        parts = [f"{self.raised.type} over {_KINDS[self.kind]}"] if self.raised is not None else []
         if self.bad_losses:
             parts.append(f"{self.kind} in loss")
         if self.gradients.nonfinite:
@@ -123,7 +131,7 @@ def _text(losses: list[Tensor]) -> str:
     return f"{sum(loss.detach().double().sum().item() for loss in losses):.6g}" if losses else ""
 
 
-def surfaces_in(finding: Finding) -> Literal["forward", "backward", "optimizer"]:
+def surfaces_in(finding: Finding) -> Part:
     """The phase of the step, as far as the symptoms tell."""
     if finding.by_update:
         return "optimizer"
@@ -131,4 +139,6 @@ def surfaces_in(finding: Finding) -> Literal["forward", "backward", "optimizer"]
         return "forward"
     if finding.gradients.nonfinite:
         return "backward"
+    if finding.raised is not None:
+        return finding.raised_in
     return "optimizer" if finding.weights else "forward"

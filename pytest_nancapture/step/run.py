@@ -114,3 +114,21 @@ class Run(Protocol):
         Args:
             optimizer: that was about to step in training.
         """
+
+
+class OnItsOwn:
+    """A run of which this rank is the only one that can be asked; all else is the run's."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._run, name)
+
+    def any(self, mine: bool) -> bool:
+        """Whether it is so here."""
+        return mine
+
+    def gather(self, mine: int) -> list[int]:
+        """This rank's number."""
+        return [mine]

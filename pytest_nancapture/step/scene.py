@@ -163,7 +163,7 @@ def set_scene(
         target=manifest.trainer.guilty_step,
         judges_all=True,
         # The fault showed only after the update, in buffers that hooks write or in the weights.
-        goes_on=states is not None or not {"loss", "gradients"} & set(manifest.fault.found_in),
+        goes_on=states is not None or not {"loss", "gradients", "raised"} & set(manifest.fault.found_in),
         trace=trace,
     )
     make = batch or decoder.decode

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch import Tensor
@@ -23,6 +23,13 @@ _INPUTS: Mapping[str, int] = MappingProxyType(
     }
 )
 """Methods of a process group -> which argument is what this rank brings; the others are to be written."""
+
+
+_OTHERS = ("barrier", "monitored_barrier", "recv", "recv_anysource")
+
+
+class NeedsOthersError(RuntimeError):
+    """A step that runs on one rank alone spoke to the others."""
 
 
 @dataclass
@@ -55,6 +62,21 @@ def watched() -> Iterator[Sent]:
             stack.callback(setattr, dist.ProcessGroup, name, original)
             setattr(dist.ProcessGroup, name, _noting(getattr(dist.ProcessGroup, name), _INPUTS[name], sent))
         yield sent
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """Let nothing wait for other ranks, which may be gone: collectives raise :class:`NeedsOthersError` instead."""
+    with ExitStack() as stack:
+        methods = vars(dist.ProcessGroup) if dist.is_available() and dist.is_initialized() else {}
+        for name, original in [(name, methods[name]) for name in (*_INPUTS, *_OTHERS) if name in methods]:
+            stack.callback(setattr, dist.ProcessGroup, name, original)
+            setattr(dist.ProcessGroup, name, _refuse)
+        yield
+
+
+def _refuse(*_: Any, **__: Any) -> NoReturn:
+    raise NeedsOthersError("the step speaks to other ranks, which may not be there to answer")
 
 
 def _noting(original: Callable[..., Any], position: int, sent: Sent) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from pytest_nancapture import NaNCapture, NonFiniteError, find_bundles, replay
-from pytest_nancapture.capture import prove
+from pytest_nancapture.capture.proof import prove
 from pytest_nancapture.diagnose.culprit import Culprit
 from pytest_nancapture.replay.result import ReplayResult
 

@@ -20,7 +20,7 @@ import importlib, json, logging, random, sys, warnings
 import lightning, numpy, torch
 from pytest_nancapture import NaNCapture
 
-from pytest_nancapture.capture import prove
+from pytest_nancapture.capture.proof import prove
 
 prove.FRESH = sys.argv[1] == "fresh"
 

@@ -119,9 +119,11 @@ class NaNCapture(Callback):
         self._end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Stop watching, whatever ended the run; it may have been the step before that went wrong."""
+        """Stop watching, whatever ended the run: this step, or the one before, may have gone wrong."""
         with suppress(NonFiniteError):
             self._settle_look()
+        if self._watch is not None:
+            self._watch.raised(exception)
         self._end()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:

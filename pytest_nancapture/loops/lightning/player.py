@@ -42,6 +42,7 @@ def play(scene: Scene) -> None:
         _callback(framework_of(scene.module), player),
         scene.folder,
         scene.overrides,
+        anomaly=bool((scene.manifest.numerics.get("anomaly_mode") or [False])[0]),
     )
     numerics.apply(scene.manifest.numerics)
     set_counters(trainer, record)
@@ -111,6 +112,10 @@ class Player:
             wraps.put_on_raw_steps(strategy, trainer.optimizers, self._raw_step)
         if takes_iterator(trainer):
             wraps.put(self._module, "training_step", self._training_step)
+
+    def on_exception(self) -> None:
+        """What Lightning does to end the fit is no part of the step."""
+        self._engine.raised()
 
     def _begin(self, position: int) -> None:
         """What the user's code reads of optimizers and loader in the next micro-batch is as it was."""
@@ -233,5 +238,8 @@ def _callback(package: str, player: Player) -> Any:
     class Replay(importlib.import_module(package).Callback):  # type: ignore[misc]
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             player.on_train_start(trainer)
+
+        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+            player.on_exception()
 
     return Replay()

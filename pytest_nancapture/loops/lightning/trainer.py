@@ -21,10 +21,13 @@ def build_trainer(
     callback: Any,
     folder: str,
     overrides: dict[str, Any],
+    *,
+    anomaly: bool,
 ) -> Any:
     """The Trainer, from the same Lightning package as `module`.
 
     Args:
+        anomaly: whether torch's anomaly mode is on, which the Trainer else switches off.
         folder: an empty one, for what user code writes below ``trainer.default_root_dir``.
         overrides: arguments of the user's, which win.
     """
@@ -45,6 +48,7 @@ def build_trainer(
         "enable_model_summary": False,
         "use_distributed_sampler": False,
         "default_root_dir": folder,
+        "detect_anomaly": anomaly,
         "logger": silent_logger(package, folder) if record.logger else False,
     }
     if not record.autocasts:

@@ -34,7 +34,7 @@ class LightningWatch:
         self._trainer = trainer
         self._module = module
         self._wraps = Wraps()
-        self._is_inside = False
+        self._is_inside = self._is_in_hook = False
         self._most_fetched = 0
         self._has_warned = False
         self._run = LightningRun(trainer, module, self._wraps)
@@ -59,6 +59,11 @@ class LightningWatch:
         if not self._module.automatic_optimization:
             self._wraps.put_on_raw_steps(strategy, self._trainer.optimizers, self._raw_step)
 
+    def raised(self, error: BaseException) -> None:
+        """What has ended the run: was it raised by the step that is under way?"""
+        if self._is_inside or self._is_in_hook:
+            self.watch.raised(error, in_hook=self._is_in_hook)
+
     def end(self) -> None:
         """Take the wrappers off and let go of everything taken."""
         self._wraps.take_off()
@@ -70,7 +75,9 @@ class LightningWatch:
         if self._is_inside or not self._trainer.training:  # the step's own call, or a validation's batch
             return original(batch, *rest)
         self.watch.before_hook(batch, self._number)
+        self._is_in_hook = True
         made = original(batch, *rest)
+        self._is_in_hook = False
         self.watch.after_hook(made)
         return made
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pytest_nancapture.bundle.manifest import Healed
 from pytest_nancapture.bundle.schema import read
-from pytest_nancapture.capture.fresh import replay_afresh as replay
+from pytest_nancapture.capture.proof.fresh import replay_afresh as replay
 from pytest_nancapture.errors import DeviceUnavailableError, PinError
 from pytest_nancapture.shrink.candidate.pool import Pool
 

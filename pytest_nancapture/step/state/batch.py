@@ -131,6 +131,12 @@ class Early:
         taken.hook, taken.rng = taken.rng, RandomStates.take()
         return taken
 
+    def unmade(self) -> TakenBatch:
+        """The micro-batch of which the hook has made nothing, since it raised."""
+        taken = self._taken
+        taken.hook, taken.rng = taken.rng, RandomStates.take()
+        return taken
+
 
 def _contents(batch: Any, device: torch.device) -> tuple[Any, list[Tensor], list[int]] | None:
     """The plain values of a batch, its tensors, and how often each was written to; None where it has no such form."""

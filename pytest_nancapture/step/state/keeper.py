@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from pytest_nancapture.bundle.numerics import settings_of_a_context
 from pytest_nancapture.bundle.tensors.names import parameters
 from pytest_nancapture.errors import UnwritableValueError
 from pytest_nancapture.step.check import all_finite, fingerprint, is_finite
@@ -125,6 +127,13 @@ class Keeper:
         if self._early is not None:
             self._early.note(made, may_change=self._run.changes_batches)
 
+    def take_unmade(self) -> None:
+        """The module's own hook has raised, and made nothing of the micro-batch that was taken before it."""
+        early, self._early = self._early, None
+        if early is not None:
+            taken = early.unmade()
+            self._window_of(taken.batch_idx).batches.append(taken)
+
     def _opens_at(self, batch_idx: int) -> bool:
         return self.window is None or self.window.stepped or self._run.starts_anew(batch_idx)
 
@@ -134,6 +143,7 @@ class Keeper:
             self._open()
         assert self.window is not None
         self.window.last_batch = self._run.is_last_batch
+        self.window.began = time.monotonic()
         return self.window
 
     def drop_batch(self) -> None:
@@ -251,6 +261,7 @@ class Keeper:
             counters=self._run.counters,
             weights=weights,
             hyperparameters=hyperparameters_of(self._run.optimizers),
+            numerics=settings_of_a_context(),
         )
         if self._windows == 1:
             self._untouched.begin(weights, self._fingerprints, window.tensors)

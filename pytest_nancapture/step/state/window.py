@@ -57,6 +57,8 @@ class Window:
         dropped: whether a fault was found and acted upon: none of the window's later updates is made.
         bad_numbers: hyperparameters that were not finite when an update was made, a text each.
         written: weights that the step itself was seen to have written, and that were not taken before.
+        numerics: settings that are others once an exception has left the run.
+        began: when its last micro-batch did, by the monotonic clock.
     """
 
     number: int
@@ -78,6 +80,8 @@ class Window:
     dropped: bool = False
     bad_numbers: tuple[str, ...] = ()
     written: frozenset[str] = frozenset()
+    numerics: dict[str, Any] = field(default_factory=dict)
+    began: float = 0.0
 
     def restore_tensors(self, module: nn.Module) -> None:
         """Put buffers and taken weights back as they were; autograd is not told: no graph of this window lives on."""

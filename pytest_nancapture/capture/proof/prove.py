@@ -15,11 +15,15 @@ from pytest_nancapture.bundle import numerics, rng
 from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.bundle.manifest import Reproduced
 from pytest_nancapture.bundle.values.references import LiveResolver
-from pytest_nancapture.capture.fresh import replay_afresh
+from pytest_nancapture.capture.proof.fresh import replay_afresh
+from pytest_nancapture.diagnose.raised import judge_raise
+from pytest_nancapture.diagnose.source import package_folder
+from pytest_nancapture.diagnose.trace import Trace, traced
 from pytest_nancapture.errors import DeviceUnavailableError, NancaptureError
 from pytest_nancapture.step.rebuild import build_module, materialize
 from pytest_nancapture.step.run import Run
 from pytest_nancapture.step.scene import read_content, set_scene, stored_in
+from pytest_nancapture.step.sent import refused
 
 log = logging.getLogger("pytest_nancapture")
 
@@ -142,8 +146,15 @@ def _replay_here(run: Run, bundle: Bundle) -> bool:
         decoder = content.decoder(LiveResolver())
         module: Any = build_module(manifest.module, decoder, decoder.resolver, run.check_class)
         materialize(module, content.weights)
-        scene = set_scene(manifest, module, content, decoder, device=device, folder=folder)
-        run.rehearse(scene)
+        trace = Trace(module, content.batch, package_folder(module)) if manifest.fault.raised is not None else None
+        scene = set_scene(manifest, module, content, decoder, device=device, folder=folder, trace=trace)
+        with refused(), traced(trace):
+            try:
+                run.rehearse(scene)
+            except Exception as error:
+                if trace is None:
+                    raise
+                judge_raise(scene.engine, trace, error, module.parameters())
     finding = scene.engine.finding
     return finding is not None and bool(finding.found_in)
 

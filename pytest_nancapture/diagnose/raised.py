@@ -1,0 +1,56 @@
+"""A step that raised: is a value that is not finite the reason?"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+
+from pytest_nancapture.bundle.manifest import Raised
+from pytest_nancapture.diagnose.blame import has_birth, has_given
+from pytest_nancapture.diagnose.records import Origin
+from pytest_nancapture.diagnose.trace import Trace
+from pytest_nancapture.step.engine import Engine
+from pytest_nancapture.step.finding import Part
+
+_WIDTH = 300
+"""Characters of a message; one may hold a whole tensor."""
+
+
+def judge_raise(engine: Engine, trace: Trace | None, error: Exception, optimized: Iterable[Tensor]) -> Sequence[Origin]:
+    """Look at a step that was ended by an exception.
+
+    The engine's finding then says what is not finite, and whether the exception is over that.
+
+    Args:
+        trace: of the step; without one it is only known whether losses, gradients or buffers are bad.
+        error: what the step raised.
+        optimized: parameters whose gradients count.
+
+    Returns:
+        Where the bad values behind the exception came from.
+    """
+    engine.look(optimized)
+    finding = engine.finding
+    assert finding is not None
+    with engine.unseen():
+        suspects = trace.reads.behind(error, has_birth) if trace is not None else []
+        suspects = [suspect for suspect in suspects if has_birth(suspect.origin) or has_given(suspect.origin)]
+    if suspects:
+        kind = finding.kind if finding.found_in else "nan" if any(suspect.nan for suspect in suspects) else "inf"
+        engine.finding = dataclasses.replace(finding, kind=kind, raised=raised(error), raised_in=_part(engine, trace))
+    return [suspect.origin for suspect in suspects]
+
+
+def raised(error: BaseException) -> Raised:
+    """Its type, and the first line of its message."""
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return Raised(type=name, message=next(iter(str(error).strip().splitlines()), "")[:_WIDTH])
+
+
+def _part(engine: Engine, trace: Trace | None) -> Part:
+    if trace is not None and trace.in_update:
+        return "optimizer"
+    return "backward" if any(engine.losses[-1:]) else "forward"
