@@ -16,7 +16,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from pytest_nancapture import NaNCapture, NonFiniteError
-from pytest_nancapture.capture import export, prove
+from pytest_nancapture.capture import export
+from pytest_nancapture.capture.proof import prove
 
 prove.FRESH = False  # what starts processes is tested in test_proofs.py
 

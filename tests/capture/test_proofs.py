@@ -13,7 +13,7 @@ from training import Net, batches, capture_one, fault, fit
 from pytest_nancapture import NaNCapture, replay
 from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.bundle.manifest import Reproduced
-from pytest_nancapture.capture import fresh, prove
+from pytest_nancapture.capture.proof import fresh, prove
 
 SCRIPT = """
 import logging, pathlib, sys

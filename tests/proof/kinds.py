@@ -362,10 +362,9 @@ _LINEAR = (
 )
 _MODULES = {
     "attribute of a parameter": Kind(
-        anew="{o}.weight = nn.Parameter(torch.ones(1)); {o}.weight.level = {n}",
+        anew="number = {n}; {o}.weight = nn.Parameter(torch.ones(1)); {o}.weight.level = number",
         get="{o}.weight.level",
         put="{o}.weight.level = {n}",
-        written=False,
     ),
     "whether a parameter is frozen": Kind(
         anew="{o}.weight = nn.Parameter(torch.ones(1), requires_grad=bool({n}))",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from pytest_nancapture.bundle.tensors.names import submodules
 from pytest_nancapture.step.run import Run
@@ -33,6 +34,7 @@ class AttributeWatch:
         self._first = self._plain()
         self._moving: set[str] = set()
         self._homes: list[nn.Module] = []
+        self._marked: list[Tensor] = []
         self._looks = 0
         self._count = 0
 
@@ -45,6 +47,8 @@ class AttributeWatch:
         objects = Objects(self._known, self._foreign, self._large)
         for module in self._homes if rare or self._count <= _MANY else self._homes[:1]:
             objects.take_attributes(module, self.ignored)
+        for tensor in self._marked:
+            objects.take_marks(tensor)
         if rare:
             self._count = objects.count
         return objects
@@ -56,6 +60,8 @@ class AttributeWatch:
         self._homes = [
             module for path, module in submodules(self._module) if not _is_torchs_own(module) or path in self._moving
         ]
+        tensors = itertools.chain(self._module.parameters(), self._module.buffers())
+        self._marked = [tensor for tensor in tensors if vars(tensor)]
 
     def changed(self) -> dict[tuple[str, str], Any]:
         """Plain attributes that are not what they were when fit began, by submodule and name."""

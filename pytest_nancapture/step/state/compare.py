@@ -26,7 +26,7 @@ from pytest_nancapture.bundle.tensors.kinds import stored_values, unwritable
 from pytest_nancapture.bundle.tensors.names import buffers, parameters, submodules
 from pytest_nancapture.bundle.values.generators import GENERATORS, state_of_generator
 from pytest_nancapture.bundle.values.objects import EMPTY, builtin_base, slots_of
-from pytest_nancapture.step.state.places import Step, Way
+from pytest_nancapture.step.state.places import Step, Way, tensors_of
 
 _DEPTH = 16
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -90,7 +90,7 @@ class Comparison:
                 yield Difference(path, (), None, problem)
                 continue
             yield from self._own_code(path, module, other)
-            for way, value in self._attributes(module, other):
+            for way, value in itertools.chain(self._attributes(module, other), self._of_tensors(module, other)):
                 yield Difference(path, way, value)
         for path in theirs:
             if not any(path == above or path.startswith(f"{above}.") for above in gone):
@@ -133,6 +133,13 @@ class Comparison:
                     yield way, value
             else:
                 yield from self._values(value, theirs[name], way)
+
+    def _of_tensors(self, live: nn.Module, built: nn.Module) -> Iterator[tuple[Way, Any]]:
+        """What parameters and buffers have been given besides their values, such as ``weight.decay = False``."""
+        for name, tensor in tensors_of(live).items():
+            other = tensors_of(built).get(name)
+            if other is not None and type(tensor) is type(other):
+                yield from self._held(vars(tensor), vars(other), (Step("attribute", name),))
 
     def _values(self, live: Any, built: Any, way: Way) -> Iterator[tuple[Way, Any]]:  # noqa: C901, a branch per kind
         if live is built or len(way) > _DEPTH or self._is_foreign(live):

@@ -112,6 +112,10 @@ class Objects:
         for value in kept.values():
             self.take(value)
 
+    def take_marks(self, tensor: Tensor) -> None:
+        """Take what a parameter or buffer has been given besides its values, which are somebody else's."""
+        self._object(tensor, 0)
+
     def restore(self) -> None:
         """Make everything what it was."""
         for restore in self._restore:

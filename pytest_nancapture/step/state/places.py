@@ -7,7 +7,7 @@ import types
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from pytest_nancapture.errors import RebuildError
 
@@ -68,9 +68,18 @@ def put(module: nn.Module, way: Sequence[Step], value: Any) -> bool:
 _NOTHING = object()
 
 
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """A module's own parameters and buffers, by name."""
+    own = {**module._parameters, **module._buffers}
+    return {name: tensor for name, tensor in own.items() if tensor is not None}
+
+
 def _follow(holder: Any, step: Step) -> Any:
     if step.kind == "attribute":
-        return getattr(holder, "__dict__", {}).get(step.name, _NOTHING)
+        own: dict[str, Any] = getattr(holder, "__dict__", {})
+        if isinstance(holder, nn.Module) and step.name not in own:
+            own = dict(tensors_of(holder))
+        return own.get(step.name, _NOTHING)
     if step.kind == "key":
         return dict.get(holder, step.name, _NOTHING) if isinstance(holder, dict) else _NOTHING
     is_there = isinstance(holder, (list, tuple)) and isinstance(step.name, int) and step.name < len(holder)

@@ -39,6 +39,9 @@ def preserved(run: Run, *, updates: bool) -> Iterator[None]:
         for submodule in module.modules():
             stack.callback(_attributes(submodule, objects))
             stack.callback(_buffers(submodule))
+        for tensor in (*module.parameters(), *module.buffers()):
+            if vars(tensor):
+                objects.take_marks(tensor)
         stack.callback(objects.restore)
         for optimizer in run.optimizers:
             stack.callback(OptimizerState(optimizer, moments=updates).restore)

@@ -228,3 +228,12 @@ def test_a_class_that_is_defined_in_a_function():
     live.part, built.part = make(), make()
     live.part.rate = 2
     assert differences(live, built) == ["part.rate"]
+
+
+def test_what_a_parameter_was_given_is_state():
+    """As marks that an optimizer's groups are made by."""
+    live, built = nn.Linear(2, 1), nn.Linear(2, 1)
+    live.weight.decay, built.weight.decay = 0.5, 0.1
+    live.bias.decay = built.bias.decay = 0.5
+    found = Comparison(live, built, (), ()).differences()
+    assert [(in_words(d.module, d.way), d.value) for d in found] == [("weight.decay", 0.5)]
