@@ -66,7 +66,8 @@ class Recorder:
             log.warning("nancapture: no culprit: %s", decision.no_culprit)
         for words in self._blame(window, finding, bad_before):
             log.warning("nancapture: %s", words)
-        states = self._states(window) if window.states and (target or finding.weights) else None
+        in_update = finding.weights or (finding.raised is not None and finding.raised_in == "optimizer")
+        states = self._states(window) if window.states and (target or in_update) else None
         capture = Capture(
             run=self._run,
             window=window,

@@ -80,8 +80,9 @@ def culprit_of(
 
 
 def has_birth(origin: Origin) -> bool:
-    """Whether a bad value was born on the way to it."""
-    return any(map(_is_birth, _ancestors([Link(origin)])))
+    """Whether a bad value was born on the way to it, and is no mark that the code has put there."""
+    hits = _ancestors([Link(origin)])
+    return any(_is_birth(hit) and not (isinstance(hit.origin, Record) and hit.origin.is_literal) for hit in hits)
 
 
 def has_given(origin: Origin) -> bool:

@@ -39,7 +39,7 @@ def judge_raise(engine: Engine, trace: Trace | None, error: Exception, optimized
         suspects = [suspect for suspect in suspects if has_birth(suspect.origin) or has_given(suspect.origin)]
     if suspects:
         kind = finding.kind if finding.found_in else "nan" if any(suspect.nan for suspect in suspects) else "inf"
-        engine.finding = dataclasses.replace(finding, kind=kind, raised=raised(error), raised_in=_part(engine, trace))
+        engine.finding = dataclasses.replace(finding, kind=kind, raised=raised(error), raised_in=_part(engine))
     return [suspect.origin for suspect in suspects]
 
 
@@ -50,7 +50,7 @@ def raised(error: BaseException) -> Raised:
     return Raised(type=name, message=next(iter(str(error).strip().splitlines()), "")[:_WIDTH])
 
 
-def _part(engine: Engine, trace: Trace | None) -> Part:
-    if trace is not None and trace.in_update:
+def _part(engine: Engine) -> Part:
+    if engine.goes_on and engine.steps > engine.target:
         return "optimizer"
     return "backward" if any(engine.losses[-1:]) else "forward"

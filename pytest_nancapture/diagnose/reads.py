@@ -59,27 +59,21 @@ class Reads(Generic[O]):
         """What the values in this memory hint at."""
         return self._hints.get(memory)
 
-    def operation(self, suspects: Sequence[Suspect[O]], outputs: Iterable[tuple[Tensor, int]]) -> None:
-        """An operation that is no look of the host's has made tensors, none of which is bad.
+    def operation(self, suspects: Sequence[Suspect[O]], outputs: Iterable[tuple[Tensor, int, bool]]) -> None:
+        """An operation that is no look of the host's has made tensors.
 
         Args:
             suspects: what it was given.
-            outputs: each with its memory.
+            outputs: each with its memory, and whether it is bad itself.
         """
         self._count += 1
         is_healed = any(suspect.is_value for suspect in suspects)
-        for tensor, memory in outputs:
+        for tensor, memory, is_bad in outputs:
             is_number = tensor.dtype.is_floating_point or tensor.dtype.is_complex
-            if suspects and not (is_number and is_healed):
+            if suspects and not (is_bad or (is_number and is_healed)):
                 self._hints[memory] = Suspect(suspects[0].origin, suspects[0].nan, is_value=False)
             else:
                 self._hints.pop(memory, None)
-
-    def bad(self, memories: Iterable[int]) -> None:
-        """An operation has put bad values there."""
-        self._count += 1
-        for memory in memories:
-            self._hints.pop(memory, None)
 
     def read(self, suspects: Sequence[Suspect[O]]) -> None:
         """The host reads something: a number, whether all is well ..."""

@@ -33,6 +33,7 @@ class Record:
         forward: in a backward pass, the forward operation whose gradient this is.
         is_early: it made the batch that the step was given.
         in_update: whether it was an optimizer's own, and none of the step's.
+        is_literal: whether NaN or Inf stood in the code, as a mark that is put into a tensor.
     """
 
     index: int
@@ -47,6 +48,7 @@ class Record:
     forward: Forward | None = None
     is_early: bool = False
     in_update: bool = False
+    is_literal: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

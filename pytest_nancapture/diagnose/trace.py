@@ -177,12 +177,11 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.is_view and not is_unfilled:
             return result
         bad = [look for look in outputs if look.bad is not None and not is_unfilled]
+        self.reads.operation(suspects, [(look.tensor, _memory(look.tensor), look.bad is not None) for look in outputs])
         if not bad:
-            self.reads.operation(suspects, [(look.tensor, _memory(look.tensor)) for look in outputs])
             for look in outputs:
                 self._forget(look.tensor)
             return result
-        self.reads.bad(_memory(look.tensor) for look in outputs)
         self._keep(self._record(func, values, inputs, before, bad, source, node, forward), bad)
         return result
 
@@ -248,6 +247,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             forward=forward,
             is_early=self.is_early,
             in_update=self.in_update,
+            is_literal=not links and has_bad_number(values),
         )
 
     def _note_birth(self, record: Record, bad: list[_Look]) -> None:
