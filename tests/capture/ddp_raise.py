@@ -1,4 +1,4 @@
-"""A run on two ranks whose second one raises in a step: ``ddp_raise.py FOLDER HOW WITH``; each rank tells how it ended."""
+"""A run on two ranks whose second one raises in a step, told by each: ``ddp_raise.py FOLDER HOW watched|not``."""
 
 import json
 import logging
