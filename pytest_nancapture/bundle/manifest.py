@@ -202,6 +202,7 @@ class ModuleRecord:
         synchronized: batch norms whose statistics were taken over several ranks, and so are not the batch's own.
         changed_before_copy: names of weights that the step had already changed when they were copied.
         resized: buffers that code makes in another size, or not at all, when the module is built.
+        added: buffers for which there is no place in a module that is built: they were registered later.
         initial: weights that are not stored, but left as the code makes them.
     """
 
@@ -219,6 +220,7 @@ class ModuleRecord:
     synchronized: tuple[str, ...] = ()
     changed_before_copy: tuple[str, ...] = ()
     resized: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
     initial: InitialRecord | None = None
     layouts: Layouts = field(default_factory=dict)
 

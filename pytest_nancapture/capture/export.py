@@ -121,7 +121,8 @@ class Capture:
         )
         state = self._state(manifest)
         self.opaque = state.opaque
-        record = dataclasses.replace(manifest.module, state=state.records, missing=state.missing)
+        added = tuple(sorted(state.added))
+        record = dataclasses.replace(manifest.module, state=state.records, missing=state.missing, added=added)
         manifest = dataclasses.replace(manifest, module=record)
         return write_bundle(
             dirpath,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pytest_nancapture.bundle import numerics, rng
 from pytest_nancapture.bundle.manifest import Manifest, MissingRecord, StateRecord
-from pytest_nancapture.bundle.tensors.names import buffers, parameters, submodules, volatile_buffers
+from pytest_nancapture.bundle.tensors.names import buffers, has_buffer, parameters, submodules, volatile_buffers
 from pytest_nancapture.bundle.values.decode import Decoder
 from pytest_nancapture.bundle.values.encode import Encoder
 from pytest_nancapture.bundle.values.references import LiveResolver
@@ -42,6 +42,7 @@ class State:
         missing: what cannot be written.
         tensors: of the values, by name.
         buffers: those that the code makes otherwise, among the ones that are usually left to it.
+        added: buffers for which a built module has no place.
         opaque: places whose insides nobody can look into.
     """
 
@@ -49,6 +50,7 @@ class State:
     missing: tuple[MissingRecord, ...] = ()
     tensors: dict[str, Tensor] = field(default_factory=dict)
     buffers: frozenset[str] = frozenset()
+    added: frozenset[str] = frozenset()
     opaque: tuple[str, ...] = ()
 
 
@@ -71,11 +73,14 @@ def find_state(
     found: list[Comparison] = []
     differences: list[Difference] = []
     volatile: set[str] = set()
+    added: set[str] = set()
 
     def compare(built: nn.Module) -> None:
         comparison = Comparison(run.module, built, ignored, run.packages)
         differences[:] = comparison.differences()
         volatile.update(_other_buffers(run.module, built))
+        paths = dict(submodules(built))
+        added.update(n for n, _ in buffers(run.module) if n.rpartition(".")[0] in paths and not has_buffer(built, n))
         found.append(comparison)
 
     with rng.preserved(), numerics.preserved():
@@ -90,7 +95,8 @@ def find_state(
             log.debug("nancapture: compared before setup: it raised %s: %s", type(error).__name__, error)
         if not found:
             compare(_build(run, draft, arguments))
-    return _written(run, differences, volatile, found[0].opaque)
+    state = _written(run, differences, volatile, found[0].opaque)
+    return dataclasses.replace(state, added=frozenset(added))
 
 
 def _build(run: Run, draft: Manifest, arguments: dict[str, Tensor]) -> Any:

@@ -84,6 +84,7 @@ def load_tensors(
     module: nn.Module,
     captured: Mapping[str, Tensor],
     resized: Collection[str] = (),
+    added: Collection[str] = (),
     initial: Collection[str] = (),
 ) -> None:
     """Copy captured parameters and buffers into the module.
@@ -91,13 +92,16 @@ def load_tensors(
     Args:
         initial: those that are to stay as the code made them; they must be there.
         resized: buffers that had another size than code makes them in, such as a queue that fills; so they get it.
+        added: buffers for which code makes no place; so they get one.
 
     Raises:
         MismatchError: names or shapes are not those of today's module; nothing was copied.
     """
     now: dict[str, Tensor] = {**dict(parameters(module)), **dict(buffers(module))}
     volatile = volatile_buffers(module)
+    paths = dict(submodules(module))
     homes = {name for name in resized if has_buffer(module, name)}
+    homes |= {name for name in added if name.rpartition(".")[0] in paths}
     expected = {*captured, *initial}
     wrong = [f"{name} is gone" for name in sorted(expected - now.keys() - homes)]
     wrong += [f"{name} is new" for name in sorted(now.keys() - volatile - expected)]
@@ -136,7 +140,7 @@ def bring_to_the_instant(
         RebuildError: see :func:`set_state`.
     """
     initial = record.initial.all_names() if record.initial is not None else ()
-    load_tensors(module, captured, record.resized, initial)
+    load_tensors(module, captured, record.resized, record.added, initial)
     decoder.owner = module
     set_state(module, record, decoder)
     for parameter in module.parameters():

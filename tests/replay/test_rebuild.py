@@ -336,3 +336,13 @@ def test_an_attribute_that_asks_for_the_system() -> None:
     record = ModuleRecord(target="", state=(asking,))
     with pytest.raises(RebuildError, match="'os:system': a bundle may not name"):
         set_state(models.Net(), record, Decoder({}, Resolver()))
+
+
+def test_a_buffer_that_was_registered_later_gets_a_place():
+    """By a script, or by the step: what is built has none, but what is gone from the code is gone."""
+    captured_state = {**captured(models.Net()), "late": torch.ones(2)}
+    module = models.Net()
+    load_tensors(module, captured_state, added=["late"])
+    assert torch.equal(dict(module.named_buffers())["late"], torch.ones(2))
+    with pytest.raises(MismatchError, match="late is gone"):
+        load_tensors(models.Net(), captured_state)
