@@ -47,7 +47,11 @@ def raised(error: BaseException) -> Raised:
     """Its type, and the first line of its message."""
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return Raised(type=name, message=next(iter(str(error).strip().splitlines()), "")[:_WIDTH])
+    try:
+        text = str(error).strip()
+    except Exception:  # of a class of somebody's
+        text = ""
+    return Raised(type=name, message=next(iter(text.splitlines()), "")[:_WIDTH])
 
 
 def _part(engine: Engine) -> Part:

@@ -82,7 +82,7 @@ def _other_culprit(first: SeenFault, now: SeenFault) -> str:
 def _other_symptoms(first: SeenFault, now: SeenFault) -> str:
     if now.kind != first.kind:
         return f"{now.kind} in place of {first.kind}"
-    main = {"loss", "gradients"}
+    main = {"loss", "gradients", "raised"}
     found, was = set(now.found_in), set(first.found_in)
     if found & main != was & main or not found <= was:
         return f"found in {', '.join(now.found_in)}, was in {', '.join(first.found_in)}"
