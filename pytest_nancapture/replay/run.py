@@ -107,6 +107,7 @@ class Replay:
         """The fields of the result but device and seconds; for `heals` see :class:`Trace`."""
         manifest, notes = self._bundle.manifest, self._notes()
         blamed = {name: self._content.weights[name] for name in manifest.fault.weights if name in self._content.weights}
+        given: Culprit | None = None
         try:
             given = given_fault(blamed, self._content.batch)
             # What a hook of the module's makes of bad values, only a trace can tell.

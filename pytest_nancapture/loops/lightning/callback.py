@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any, get_args
@@ -120,10 +119,13 @@ class NaNCapture(Callback):
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Stop watching, whatever ended the run: this step, or the one before, may have gone wrong."""
-        with suppress(NonFiniteError):
+        try:
             self._settle_look()
-        if self._watch is not None:
-            self._watch.raised(exception)
+        except NonFiniteError:
+            pass  # the step before was bad, and so is what this one was given
+        else:
+            if self._watch is not None:
+                self._watch.raised(exception)
         self._end()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:

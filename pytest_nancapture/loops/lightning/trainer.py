@@ -22,7 +22,7 @@ def build_trainer(
     folder: str,
     overrides: dict[str, Any],
     *,
-    anomaly: bool,
+    anomaly: bool = False,
 ) -> Any:
     """The Trainer, from the same Lightning package as `module`.
 
