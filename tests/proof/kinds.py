@@ -214,7 +214,7 @@ _ALMOST_EQUAL = {
     "new buffer": Kind(
         get="getattr({o}, {name!r}, torch.ones(()))",
         put="{o}.register_buffer({name!r}, torch.tensor(float({n})))",
-        whens=ALWAYS - {RESUMED},
+        whens=LATE - {RESUMED},
     ),
 }
 _LARGE = {

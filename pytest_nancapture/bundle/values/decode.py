@@ -19,8 +19,16 @@ import torch
 from torch import Tensor
 
 from pytest_nancapture.bundle.values.generators import generator_of
-from pytest_nancapture.bundle.values.objects import EMPTY, builtin_base, is_harmless, pytree_nodes, slot_names
+from pytest_nancapture.bundle.values.objects import (
+    EMPTY,
+    builtin_base,
+    is_harmless,
+    pytree_nodes,
+    slot_names,
+    wraps_own_methods,
+)
 from pytest_nancapture.bundle.values.references import Resolver
+from pytest_nancapture.bundle.values.tables import decode_table
 from pytest_nancapture.errors import RebuildError
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -157,7 +165,41 @@ class Decoder:
 
     def _partial(self, node: dict[str, Any]) -> Any:
         function, arguments, keywords = self._items(node["partial"])
-        return functools.partial(function, *arguments, **keywords)
+        kind = self._passable(node["kind"]) if "kind" in node else functools.partial
+        if not issubclass(kind, functools.partial) or kind.__new__ is not functools.partial.__new__:
+            raise RebuildError(f"expected a plain subclass of functools.partial, came {kind!r:.80}")
+        value = functools.partial.__new__(kind, function, *arguments, **keywords)
+        vars(value).update((name, self.decode(item)) for name, item in node.get("state", ()))
+        return value
+
+    def _metric(self, node: dict[str, Any]) -> Any:
+        kind = self._passable(node["metric"])
+        if not isinstance(kind, type) or not wraps_own_methods(kind):
+            raise RebuildError(f"expected a metric of torchmetrics, came {kind!r:.80}")
+        value: Any = object.__new__(kind)
+        self._objects.append(value)
+        state = {name: self.decode(item) for name, item in node["state"]}
+        self._objects.pop()
+        value.__setstate__(state)
+        return value
+
+    def _array_of_objects(self, node: dict[str, Any]) -> Any:
+        items = self._items(node["objects"])
+        if node.get("dtype") == "T":
+            return np.array(items, dtype=np.dtypes.StringDType()).reshape(node["shape"])
+        array = np.empty(len(items), dtype=object)
+        for position, item in enumerate(items):  # one by one: numpy would take lists apart
+            array[position] = item
+        return array.reshape(node["shape"])
+
+    def _nested(self, node: dict[str, Any]) -> Tensor:
+        parts = self._items(node["parts"])
+        if node["nested"] == "jagged":
+            values, offsets, lengths = parts
+            made = torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim=node["dimension"])
+        else:
+            made = torch.nested.as_nested_tensor(parts, layout=torch.strided)
+        return made.detach().requires_grad_(bool(node.get("requires_grad")))
 
     def _dtype(self, node: dict[str, Any]) -> Any:
         dtype = getattr(torch, node["dtype"])
@@ -212,6 +254,10 @@ _DECODE: dict[str, Callable[[Decoder, Any], Any]] = {
     "Size": lambda self, node: torch.Size(self._items(node["Size"])),
     "ndarray": Decoder._numpy,
     "numpy_scalar": Decoder._numpy,
+    "metric": Decoder._metric,
+    "objects": Decoder._array_of_objects,
+    "nested": Decoder._nested,
+    "table": lambda self, node: decode_table(node, self.decode),
     "namedtuple": Decoder._namedtuple,
     "pytree": Decoder._pytree,
     "object": Decoder._object,

@@ -24,8 +24,16 @@ from torch import Tensor
 
 from pytest_nancapture.bundle.tensors.kinds import unwritable
 from pytest_nancapture.bundle.values.generators import GENERATORS, state_of_generator, tag_of_generator
-from pytest_nancapture.bundle.values.objects import EMPTY, builtin_base, is_harmless, pytree_nodes, slots_of
+from pytest_nancapture.bundle.values.objects import (
+    EMPTY,
+    builtin_base,
+    is_harmless,
+    pytree_nodes,
+    slots_of,
+    wraps_own_methods,
+)
 from pytest_nancapture.bundle.values.references import refer
+from pytest_nancapture.bundle.values.tables import NoFormError, encode_table, is_table
 from pytest_nancapture.errors import UnwritableValueError
 
 REMEDY = "turn it into tensors, numbers, strings or containers of them"
@@ -119,15 +127,31 @@ class Encoder:
             return {"path": str(value)}
         if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
             return {"reference": self._passable(value, where)}
-        if kind is functools.partial:
-            parts = (value.func, value.args, value.keywords)
-            names = ("func", "args", "keywords")
-            return {"partial": [self.encode(part, f"{where}.{n}") for n, part in zip(names, parts, strict=True)]}
+        if isinstance(value, functools.partial):
+            return self._partial(value, where)
+        if is_table(value):
+            try:
+                return encode_table(value, where, self.encode)
+            except NoFormError as error:
+                raise self._error(where, str(error)) from error
         if kind.__module__.partition(".")[0] == "omegaconf":
             from omegaconf import OmegaConf
 
             return {"omegaconf": self.encode(OmegaConf.to_container(value, resolve=False), where)}
         return self._object(value, where)
+
+    def _partial(self, value: functools.partial[Any], where: str) -> Any:
+        """Also one of a subclass, as configuration libraries make, which takes no part in making it."""
+        kind = type(value)
+        parts = {"func": value.func, "args": value.args, "keywords": value.keywords}
+        node: dict[str, Any] = {"partial": [self.encode(part, f"{where}.{n}") for n, part in parts.items()]}
+        if kind is not functools.partial:
+            if kind.__new__ is not functools.partial.__new__:
+                raise self._error(where, f"a {kind.__module__}.{kind.__qualname__} cannot be written")
+            node["kind"] = self._passable(kind, where)
+        if vars(value):
+            node["state"] = [[name, self.encode(item, f"{where}.{name}")] for name, item in vars(value).items()]
+        return node
 
     def _object(self, value: Any, where: str) -> Any:
         kind = type(value)
@@ -144,6 +168,11 @@ class Encoder:
             raise self._error(where, f"a {kind.__qualname__} cannot be written")
         if isinstance(value, weakref.ref):
             return self._weak(value, where)
+        if wraps_own_methods(kind):
+            self._objects.append(value)
+            held = [[name, self.encode(item, f"{where}.{name}")] for name, item in value.__getstate__().items()]
+            self._objects.pop()
+            return {"metric": self._passable(kind, where), "state": held}
         state = self._state(value, where)
         return {"object": self._refer_kind(kind, where), **state}
 
@@ -169,6 +198,8 @@ class Encoder:
         return state
 
     def _tensor(self, value: Tensor, where: str) -> dict[str, Any]:
+        if value.is_nested:
+            return self._nested(value, where)
         problem = unwritable(value)
         if problem:
             raise self._error(where, problem)
@@ -187,11 +218,25 @@ class Encoder:
             node["state"] = [[k, self.encode(v, f"{where}.{k}")] for k, v in vars(value).items()]
         return node
 
+    def _nested(self, value: Tensor, where: str) -> dict[str, Any]:
+        """As the tensors that it is made of."""
+        plain = value.detach()
+        node: dict[str, Any] = {"requires_grad": True} if value.requires_grad else {}
+        if plain.layout is not torch.jagged:
+            return {"nested": "strided", "parts": self._items(plain.unbind(), where), **node}
+        lengths: Any = plain.lengths()  # type: ignore[attr-defined]
+        parts = (plain.values(), plain.offsets(), lengths)  # type: ignore[attr-defined]
+        node["dimension"] = plain._ragged_idx  # type: ignore[attr-defined]
+        return {"nested": "jagged", "parts": self._items(parts, where), **node}
+
     def _numpy(self, value: Any, where: str) -> dict[str, Any]:
         if isinstance(value, np.ndarray) and type(value) not in (np.ndarray, np.memmap):
             problem = f"a {type(value).__qualname__}, which is more than a numpy array, cannot be written"
             raise self._error(where, problem)
         array = np.asarray(value)
+        if array.dtype.kind in "OT":  # objects, and strings of any length
+            dtype = {"dtype": "T"} if array.dtype.kind == "T" else {}
+            return {"objects": self._items(array.ravel().tolist(), where), "shape": list(array.shape), **dtype}
         name = self._new_name(where)
         node: dict[str, Any] = {"ndarray" if isinstance(value, np.ndarray) else "numpy_scalar": name}
         if array.dtype.kind in "mM":

@@ -57,6 +57,17 @@ def slots_of(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in slot_names(type(value)) if hasattr(value, name)}
 
 
+def wraps_own_methods(kind: type) -> bool:
+    """Whether it is a metric of torchmetrics, which keeps wrappers of its own methods in itself.
+
+    Its state is what its ``__getstate__`` gives, and its ``__setstate__``, which is torchmetrics' own and does nothing
+    else, puts the wrappers back.
+    """
+    homes = [next((base for base in kind.__mro__ if name in vars(base)), kind) for name in _STATE_METHODS]
+    return all((home.__module__, home.__qualname__) == ("torchmetrics.metric", "Metric") for home in homes)
+
+
+_STATE_METHODS = ("__getstate__", "__setstate__", "_wrap_update", "_wrap_compute")
 _BUILTINS = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, object, type(None))
 _STANDARD = {
     *("argparse", "cmath", "collections", "datetime", "decimal", "enum", "fractions", "functools", "math"),

@@ -237,7 +237,8 @@ class Comparison:
         if isinstance(live, _FUNCTIONS):
             return self._same_function(live, built, way)
         if isinstance(live, functools.partial):
-            parts = ((live.func, built.func), (live.args, built.args), (live.keywords, built.keywords))
+            parts: tuple[tuple[Any, Any], ...] = ((live.func, built.func), (live.args, built.args))
+            parts = (*parts, (live.keywords, built.keywords), (vars(live), vars(built)))
             return all(self._same(a, b, way) for a, b in parts)
         if isinstance(live, weakref.ref):
             return self._same(live(), built(), way)

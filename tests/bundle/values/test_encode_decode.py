@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torchmetrics
 from lightning.pytorch.utilities.parsing import AttributeDict
 from samples import (
     Bag,
@@ -43,6 +44,11 @@ from samples import (
 )
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+from pytest_nancapture.bundle.values.decode import Decoder
+from pytest_nancapture.bundle.values.encode import Encoder
+from pytest_nancapture.bundle.values.references import LiveResolver
+from pytest_nancapture.errors import RebuildError, UnwritableValueError
 
 PLAIN = [None, True, 0, -(2**80), "", "ü \ud800\n", 0.1, -0.0, 5e-324]
 NUMBERS = [math.nan, math.inf, -math.inf, complex(math.nan, -0.0), 3 + 4j]
@@ -298,3 +304,76 @@ def test_omegaconf_nodes() -> None:
     actual = through({"config": value})["config"]
     assert (type(value), value) == (type(actual), actual)
     assert actual.last == 2
+
+
+class Deferred(functools.partial):
+    """As configuration libraries make, for what is to be called later."""
+
+
+class Choosy(functools.partial):
+    def __new__(cls, *args, **kwargs):
+        raise AssertionError
+
+
+@pytest.mark.parametrize("kind", [functools.partial, Deferred])
+def test_a_partial_of_any_class(kind):
+    value = kind(torch.optim.SGD, lr=0.1)
+    value.tag = "mine"
+    again = through(value)
+    assert (type(again), again.func, again.keywords, again.tag) == (kind, torch.optim.SGD, {"lr": 0.1}, "mine")
+
+
+def test_a_partial_that_runs_code_of_its_own_when_made():
+    value = functools.partial.__new__(Choosy, helper)
+    with pytest.raises(UnwritableValueError, match="Choosy cannot be written"):
+        Encoder().encode(value, "value")
+    with pytest.raises(RebuildError):
+        Decoder({}, LiveResolver()).decode({"partial": [None, {"tuple": []}, {"dict": []}], "kind": "builtins:list"})
+
+
+def test_a_metric_goes_on_where_it_was():
+    """It keeps wrappers around its own methods, and their signature."""
+    metric = torchmetrics.MeanAbsoluteError()
+    metric.update(torch.ones(2), torch.zeros(2))
+    again = through(metric)
+    again.update(torch.full((2,), 3.0), torch.zeros(2))
+    assert (again.compute().item(), metric.compute().item()) == (2.0, 1.0)
+
+
+def test_a_collection_of_metrics():
+    metrics = torchmetrics.MetricCollection([torchmetrics.MeanAbsoluteError(), torchmetrics.MeanSquaredError()])
+    metrics.update(torch.full((2,), 3.0), torch.zeros(2))
+    assert {name: value.item() for name, value in through(metrics).compute().items()} == {
+        "MeanAbsoluteError": 3.0,
+        "MeanSquaredError": 9.0,
+    }
+
+
+def test_only_a_metric_is_made_by_its_own_method():
+    with pytest.raises(RebuildError, match="expected a metric"):
+        Decoder({}, LiveResolver()).decode({"metric": "torch.nn:Linear", "state": []})
+
+
+OBJECTS = [
+    np.array(["age", None, [1, 2], (3,), {"a": torch.ones(1)}], dtype=object),
+    np.array([["a"], ["bb"]], dtype=object),
+    np.array(3, dtype=object),
+    np.empty((0, 2), dtype=object),
+]
+
+
+@pytest.mark.parametrize("array", OBJECTS, ids=lambda array: str(array.shape))
+def test_an_array_of_objects(array):
+    again = through(array)
+    assert (again.dtype, again.shape, str(again)) == (array.dtype, array.shape, str(array))
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor(layout, requires_grad):
+    parts = [torch.randn(2, 3), torch.randn(4, 3)]
+    value = torch.nested.nested_tensor(parts, layout=layout, requires_grad=requires_grad)
+    again = through(value)
+    assert (again.layout, again.requires_grad, again.is_leaf) == (layout, requires_grad, True)
+    assert all(map(torch.equal, again.detach().unbind(), value.detach().unbind()))

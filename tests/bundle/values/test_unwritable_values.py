@@ -74,7 +74,7 @@ class Holder:
         (lambda: __import__("random").SystemRandom(), "['x'][1]", "a random.SystemRandom cannot be written"),
         (lambda: __import__("array").array("d", [1]), "['x'][1]", "a array.array cannot be written"),
         (lambda: __import__("re").compile("x"), "['x'][1]", "a re.Pattern cannot be written"),
-        (lambda: np.array([object()]), "['x'][1]", "a numpy array of dtype object cannot be written"),
+        (lambda: np.array([object()]), "['x'][1][0]", "a builtins.object cannot be written"),
         (lambda: np.zeros(1, "i4,f4"), "['x'][1]", "a numpy array of dtype [('f0', '<i4'), ('f1', '<f4')] cannot be"),
         (lambda: np.longdouble(1), "['x'][1]", "a numpy array of dtype"),
         (lambda: np.ones(2, np.clongdouble), "['x'][1]", "a numpy array of dtype"),
