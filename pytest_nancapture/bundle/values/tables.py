@@ -95,7 +95,7 @@ def _column(array: Any, where: str, encode: Encode) -> dict[str, Any]:
     if isinstance(dtype, pd.DatetimeTZDtype):
         moments = np.asarray(array.tz_convert("UTC").tz_localize(None))
         return {"moments": encode(moments, where), "zone": str(dtype.tz)}
-    if isinstance(dtype, np.dtype) or isinstance(array, pd.arrays.NumpyExtensionArray):
+    if isinstance(dtype, np.dtype) or type(array) is pd.arrays.NumpyExtensionArray:
         return {"plain": encode(np.asarray(array), where)}
     text = str(dtype)
     if not _NULLABLE.match(text):
