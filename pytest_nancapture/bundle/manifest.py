@@ -194,6 +194,7 @@ class ModuleRecord:
         factory: ``package.module:function`` that returns the module, called without arguments.
         arguments: of the constructor, encoded as in a batch tree.
         unwritten: arguments that could not be written, each with the reason.
+        instantiator: a function that is called with the class and the arguments instead, since those are configuration.
         eval_mode: submodules that were in eval mode.
         frozen: parameters that did not require a gradient.
         state: attributes of any depth that are otherwise than the constructor makes them.
@@ -212,6 +213,7 @@ class ModuleRecord:
     factory_file: str | None = None
     arguments: dict[str, Any] = field(default_factory=dict)
     unwritten: tuple[str, ...] = ()
+    instantiator: str | None = None
     eval_mode: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
     state: tuple[StateRecord, ...] = ()

@@ -201,6 +201,7 @@ class Capture:
             factory_file=recipe.factory.file if recipe.factory else None,
             arguments=recipe.arguments,
             unwritten=tuple(recipe.problems),
+            instantiator=recipe.instantiator,
             eval_mode=tuple(sorted(self.window.eval_mode)),
             frozen=self.window.frozen,
             synchronized=tuple(sorted({name for name, submodule in modules if self._is_synchronized(submodule)})),

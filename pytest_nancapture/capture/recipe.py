@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
+from pytest_nancapture.bundle.tensors.kinds import unwritable
 from pytest_nancapture.bundle.values.encode import Encoder
 from pytest_nancapture.bundle.values.references import Reference, refer
 from pytest_nancapture.errors import CaptureError, UnwritableValueError
@@ -24,12 +28,16 @@ class Arguments:
         door: what the user gave `factory` to, such as ``NaNCapture``.
         if_unwritable: what to do about one that has no form on disk.
         if_missing: what is wrong with one that is not among them, and what to do about it.
+        instantiator: a function that is to be called with class and arguments, since those are configuration.
+        configured: makes of such an argument what is to be written.
     """
 
     values: Mapping[str, Any]
     door: str
     if_unwritable: str
     if_missing: str
+    instantiator: str | None = None
+    configured: Callable[[Any], Any] | None = None
 
 
 @dataclass
@@ -42,6 +50,7 @@ class Recipe:
         arguments: of the constructor, encoded.
         tensors: those among the arguments, by name.
         problems: what stands in the way of a rebuild, a sentence each.
+        instantiator: see :class:`Arguments`.
     """
 
     target: Reference
@@ -49,6 +58,7 @@ class Recipe:
     arguments: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    instantiator: str | None = None
 
 
 def recipe_of(module: nn.Module, factory: str | None, arguments: Arguments) -> Recipe:
@@ -65,19 +75,71 @@ def recipe_of(module: nn.Module, factory: str | None, arguments: Arguments) -> R
         recipe.target = refer(kind)
     except ValueError as error:
         recipe.problems.append(f"the module's class cannot be found again: {error}")
+    if factory is not None:
+        recipe.problems.clear()
+        return recipe
     encoder = Encoder(prefix="argument/")
     unwritable: dict[str, str] = {}
-    for name, value in arguments.values.items():
+    recipe.instantiator = arguments.instantiator
+    values = {**arguments.values, **_kept_under_their_names(module, arguments.values)}
+    for name, value in values.items():
         try:
-            recipe.arguments[name] = encoder.encode(value, name)
+            recipe.arguments[name] = encoder.encode(
+                value if arguments.configured is None else arguments.configured(value), name
+            )
         except UnwritableValueError as error:
             unwritable[error.where] = error.problem
-    recipe.tensors = {name: tensor.detach().clone() for name, tensor in encoder.tensors.items()}
-    if factory is None:
-        recipe.problems += _problems(module, unwritable, arguments)
-    else:
-        recipe.problems.clear()
+    own = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    recipe.tensors = {
+        name: _blank(tensor) if id(tensor) in own else tensor.detach().clone()
+        for name, tensor in encoder.tensors.items()
+    }
+    recipe.problems += _problems(module, unwritable, dataclasses.replace(arguments, values=values))
     return recipe
+
+
+def _blank(tensor: Tensor) -> Tensor:
+    """In place of one of the module's own, which a bundle holds among the weights: all zeros that take no memory."""
+    if tensor.layout is not torch.strided or is_lazy(tensor) or unwritable(tensor):
+        return tensor.detach().clone()
+    return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+
+
+def _kept_under_their_names(module: nn.Module, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments that nobody saved, where the module keeps something under the same name that can only be it.
+
+    Of one that has a default only what is not equal to that. Whether it is right the comparison at the fault tells,
+    and the proof.
+    """
+    found: dict[str, Any] = {}
+    for name, parameter in constructor_parameters(type(module)).items():
+        held = {**module._modules, **vars(module)}.get(name, _ABSENT)
+        if name in known or held is _ABSENT:
+            continue
+        is_default = parameter.default is not parameter.empty and _is_the_same(held, parameter.default)
+        if not is_default and _can_be_written(held, name):
+            found[name] = held
+    return found
+
+
+def _is_the_same(held: Any, default: Any) -> bool:
+    if isinstance(held, nn.Module) or type(held) is not type(default):
+        return isinstance(held, nn.Module) and type(held) is type(default)
+    try:
+        return bool(held == default)
+    except Exception:  # of a class of somebody's
+        return True
+
+
+def _can_be_written(value: Any, name: str) -> bool:
+    try:
+        Encoder().encode(value, name)
+    except Exception:  # of a class of somebody's
+        return False
+    return True
+
+
+_ABSENT = object()
 
 
 def _problems(module: nn.Module, unwritable: Mapping[str, str], arguments: Arguments) -> Iterator[str]:

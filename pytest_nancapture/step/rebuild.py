@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import types
 from collections.abc import Callable, Collection, Mapping
@@ -23,6 +24,7 @@ from pytest_nancapture.bundle.tensors.names import (
 )
 from pytest_nancapture.bundle.text import some
 from pytest_nancapture.bundle.values.decode import Decoder
+from pytest_nancapture.bundle.values.objects import INSTANTIATORS
 from pytest_nancapture.bundle.values.references import Resolver
 from pytest_nancapture.errors import MismatchError, RebuildError
 from pytest_nancapture.step.state.places import Step, Way, put
@@ -54,7 +56,7 @@ def build_module(
         check_class(build, f"target {record.target}")
         arguments = {name: decoder.decode(value) for name, value in record.arguments.items()}
     try:
-        module = build(**arguments)
+        module = _made(build, arguments, record.instantiator)
     except Exception as error:  # the user's constructor may raise anything; it is told, with its cause
         lacking = f"; {'; '.join(record.unwritten)}" if record.unwritten else f"; {_HELP}"
         raise RebuildError(
@@ -63,6 +65,28 @@ def build_module(
         ) from error
     check_class(type(module), record.factory or record.target)
     return module
+
+
+def _made(build: Any, arguments: Mapping[str, Any], instantiator: str | None) -> Any:
+    """The module; where the arguments are configuration, as the function makes it that made it in training."""
+    if instantiator is None:
+        return build(**arguments)
+    if instantiator not in INSTANTIATORS:
+        raise RebuildError(f"expected an instantiator of {', '.join(sorted(INSTANTIATORS))}, came {instantiator!r:.80}")
+    home, _, name = instantiator.rpartition(".")
+    return getattr(importlib.import_module(home), name)(build, _by_path(arguments))
+
+
+def _by_path(value: Any) -> Any:
+    """A configuration whose classes are named by their paths, in today's process; a path that is text names none."""
+    if isinstance(value, dict):
+        made = {}
+        for key, item in value.items():
+            if key == "class_path" and not isinstance(item, type | types.FunctionType):
+                raise RebuildError(f"class_path: expected a class that a bundle may name, came {item!r:.80}")
+            made[key] = f"{item.__module__}.{item.__qualname__}" if key == "class_path" else _by_path(item)
+        return made
+    return [_by_path(item) for item in value] if isinstance(value, list) else value
 
 
 def _check_factory(name: str, factory: Any) -> None:

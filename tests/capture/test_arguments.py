@@ -5,16 +5,18 @@ import enum
 import functools
 import re
 import sys
+import threading
 import types
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from torch import nn
 from training import Net, batches, capture_one, fit, replayed
 
-from pytest_nancapture import NaNCapture
+from pytest_nancapture import NaNCapture, replay
 from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.errors import CaptureError
 
@@ -292,13 +294,99 @@ class Judged(Net):
         self.criterion = criterion
 
 
-@pytest.mark.parametrize(("criterion", "count"), [(nn.L1Loss(), 0), (nn.MSELoss(), 1)])
+class Unwritable(nn.MSELoss):
+    """Has no form on disk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize(("criterion", "count"), [(nn.L1Loss(), 0), (nn.MSELoss(), 0), (Unwritable(), 1)])
 def test_an_ignored_argument_that_is_not_the_default(criterion, count, tmp_path, caplog):
-    """Is told when training starts, since a replay would take the default; the default itself is no problem."""
+    """It is written from what the module keeps under its name; where that has no form it is told at the start."""
     fit(Judged(criterion), batches(bad=[]), NaNCapture(tmp_path))
     said = [record.message for record in caplog.records if record.name == "pytest_nancapture"]
     assert len(said) == count
     assert all("argument 'criterion' of Judged is not the default, which a replay would take" in line for line in said)
+
+
+class AutoEncoder(Net):
+    """As in Lightning's own first example: nothing is saved."""
+
+    def __init__(self, encoder: nn.Module, decoder: nn.Module, scale: float) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.decoder = decoder
+        self.scale = scale
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, good = batch
+        return self.decoder(self.encoder(x)).pow(2).mean() * self.scale * (good / good)
+
+
+def test_arguments_that_the_module_keeps_under_their_names(tmp_path, caplog):
+    """They are written unasked, and their weights once."""
+    torch.manual_seed(0)
+    module = AutoEncoder(nn.Sequential(nn.Linear(3, 200), nn.ReLU()), nn.Linear(200, 3), scale=2.0)
+    bundle = capture_one(module, batches(), tmp_path)
+    assert not [record.message for record in caplog.records if "without help" in record.message]
+    assert sorted(bundle.manifest.module.arguments) == ["decoder", "encoder", "scale"]
+    assert bundle.fault.reproduced.runs == 1
+    weights = sum(p.numel() * p.element_size() for p in module.parameters())
+    assert bundle.manifest.files["weights.safetensors"].bytes < 1.5 * weights
+    assert replay(bundle).verdict == "nonfinite"
+
+
+class Loud(nn.MSELoss):
+    """Answers a comparison with more than a flag, as metrics do."""
+
+    def __eq__(self, other: object) -> Any:
+        return [other]
+
+    __hash__ = nn.Module.__hash__
+
+
+class Fooled(Net):
+    """Lightning takes its loss for the argument that holds all others."""
+
+    def __init__(self, loss: nn.Module, width: int = 3) -> None:
+        super().__init__()
+        self.save_hyperparameters({"loss": loss, "width": width})
+        self.loss = loss
+        self._hparams_name = "loss"
+
+
+def test_an_argument_that_equals_everything_does_not_hold_all_others(tmp_path):
+    bundle = capture_one(Fooled(Loud(), width=4), batches(), tmp_path)
+    assert (sorted(bundle.manifest.module.arguments), bundle.fault.reproduced.runs) == (["loss", "width"], 1)
+
+
+class Served(Net):
+    """Keeps callbacks among its arguments and in itself."""
+
+    def __init__(self, width: int = 3, **trainer_kwargs: Any) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.trainer_kwargs = trainer_kwargs
+
+
+def test_callbacks_among_the_arguments_are_left_out(tmp_path):
+    callbacks = [pl.Callback()]
+    bundle = capture_one(Served(4, callbacks=callbacks, limits={"steps": 3}), batches(), tmp_path, callbacks=callbacks)
+    record = bundle.manifest.module
+    assert (sorted(record.arguments), record.missing) == (["callbacks", "limits", "width"], ())
+    assert (record.arguments["callbacks"], bundle.fault.reproduced.runs) == ({"list": []}, 1)
+
+
+def test_a_factory_takes_no_arguments(tmp_path):
+    """So none of them stay in the bundle."""
+    bundle = capture_one(Served(4), batches(), tmp_path, factory="test_arguments:served")
+    assert bundle.manifest.module.arguments == {}
+
+
+def served() -> Any:
+    return Served(4)
 
 
 def test_an_ignored_argument_with_a_default_is_no_problem(tmp_path, caplog):

@@ -75,6 +75,9 @@ _STANDARD = {
 }
 _TORCH = ("nn", "optim", "distributions", "functional", "_C._nn", "_C._linalg", "_C._special", "_C._fft")
 _LIGHTNING = ("utilities.data", "utilities.parsing")
+_CLI = "cli.instantiate_module"
+INSTANTIATORS = frozenset({f"lightning.pytorch.{_CLI}", f"pytorch_lightning.{_CLI}"})
+"""Of configuration files: functions that make a module of its class and of arguments that name classes themselves."""
 _NEVER = ("numpy", "pip", "pytest", "_pytest", "pytest_nancapture", "safetensors", "setuptools")
 
 

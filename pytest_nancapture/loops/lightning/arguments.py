@@ -2,33 +2,95 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
+from pytest_nancapture.bundle.values.objects import INSTANTIATORS
 from pytest_nancapture.capture.recipe import Arguments, constructor_parameters
 
 _FACTORY = "give NaNCapture(factory='package.module:function') a function that builds the module"
+_INSTANTIATOR = "_instantiator"
+_LIGHTNING = frozenset({"lightning", "pytorch_lightning", "lightning_fabric"})
+_SERVANTS = frozenset({"Callback", "Trainer", "Logger", "Profiler"})
 
 
 def saved_arguments(module: Any) -> Arguments:
-    """Those that ``self.save_hyperparameters()`` saved."""
+    """Those that ``self.save_hyperparameters()`` saved, without callbacks and whatever else serves a run."""
+    saved = dict(getattr(module, "hparams_initial", {}))
+    instantiator = saved.pop(_INSTANTIATOR, None)
+    values = {name: value for name, value in _accepted(module, saved).items() if not _is_servant(value)}
+    is_ours = "site-packages" in (inspect.getsourcefile(type(module)) or "") if _has_file(module) else False
+    call = "" if is_ours else "call self.save_hyperparameters() in __init__, or "
     return Arguments(
-        values=_hyperparameters(module),
+        values={name: _without_servants(value) for name, value in values.items()},
+        instantiator=instantiator if instantiator in INSTANTIATORS else None,
+        configured=_with_classes if instantiator in INSTANTIATORS else None,
         door="NaNCapture",
         if_unwritable=(
             f"{_FACTORY}, or leave it out with self.save_hyperparameters(ignore=[...]) if the constructor has a default"
         ),
-        if_missing=f"not among its hparams; call self.save_hyperparameters() in __init__, or {_FACTORY}",
+        if_missing=f"not among its hparams; {call}{_FACTORY}",
     )
 
 
-def _hyperparameters(module: Any) -> dict[str, Any]:
+def _has_file(module: Any) -> bool:
+    try:
+        return inspect.getsourcefile(type(module)) is not None
+    except (TypeError, OSError):
+        return False
+
+
+def _accepted(module: Any, saved: dict[str, Any]) -> dict[str, Any]:
     """The saved arguments that the constructor takes, or the one argument that held them all."""
     accepted = constructor_parameters(type(module))
-    saved = dict(getattr(module, "hparams_initial", {}))
     whole = getattr(module, "_hparams_name", None)
-    if saved and whole in accepted:
+    # Lightning finds that name by ``==``, which an argument may answer in a way of its own, as metrics do.
+    if saved and whole in accepted and whole not in saved and not saved.keys() <= accepted.keys():
         return {str(whole): module.hparams_initial}
     kinds = {p.kind for p in inspect.signature(type(module).__init__).parameters.values()}
     takes_any = inspect.Parameter.VAR_KEYWORD in kinds
     return {name: value for name, value in saved.items() if name in accepted or takes_any}
+
+
+def _is_servant(value: Any) -> bool:
+    """Whether it is a callback, a logger or the like: of the run, and not of the module."""
+    return any(
+        base.__name__ in _SERVANTS and base.__module__.partition(".")[0] in _LIGHTNING for base in type(value).__mro__
+    )
+
+
+def _without_servants(value: Any) -> Any:
+    """Containers without them; all else as it is."""
+    if type(value) is dict:
+        return {key: _without_servants(item) for key, item in value.items() if not _is_servant(item)}
+    if type(value) in (list, tuple):
+        return type(value)(_without_servants(item) for item in value if not _is_servant(item))
+    return value
+
+
+def _with_classes(value: Any) -> Any:
+    """A configuration whose ``class_path`` are the classes themselves, so that they are written by reference."""
+    if isinstance(value, Mapping):
+        return {
+            key: _named(item) if key == "class_path" and isinstance(item, str) else _with_classes(item)
+            for key, item in value.items()
+        }
+    return [_with_classes(item) for item in value] if type(value) is list else value
+
+
+def _named(path: str) -> Any:
+    """What a dotted path names; the path itself where nothing is found."""
+    module, _, name = path.rpartition(".")
+    while module:
+        try:
+            found: Any = importlib.import_module(module)
+        except ImportError:
+            module, _, above = module.rpartition(".")
+            name = f"{above}.{name}"
+            continue
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return path if found is None else found
+    return path

@@ -20,7 +20,7 @@ from pytest_nancapture.step.engine import Engine
 from pytest_nancapture.step.scene import Scene
 from pytest_nancapture.step.state.window import Counters, Window
 
-PACKAGES = frozenset({"lightning", "pytorch_lightning", "lightning_fabric"})
+PACKAGES = frozenset({"lightning", "pytorch_lightning", "lightning_fabric", "jsonargparse"})
 _MENDING_HOOKS = ("on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
 _STEP_HOOKS = (
     *_MENDING_HOOKS,
