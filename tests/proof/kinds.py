@@ -362,7 +362,7 @@ _LINEAR = (
 )
 _MODULES = {
     "attribute of a parameter": Kind(
-        anew='{o}.weight = {o}.weight if hasattr({o}, "weight") else nn.Parameter(torch.ones(1)); {o}.weight.level = {n}',
+        anew='{o}.weight = getattr({o}, "weight", nn.Parameter(torch.ones(1))); {o}.weight.level = {n}',
         get="{o}.weight.level",
         put="{o}.weight.level = {n}",
     ),
