@@ -34,7 +34,7 @@ from pytest_nancapture.bundle.tensors.names import buffers, parameters, submodul
 from pytest_nancapture.bundle.values.encode import Encoder
 from pytest_nancapture.bundle.write import write_bundle
 from pytest_nancapture.capture.recipe import Recipe
-from pytest_nancapture.capture.state import State, find_state
+from pytest_nancapture.capture.state import State, find_state, with_arguments
 from pytest_nancapture.errors import UnwritableValueError
 from pytest_nancapture.step.finding import Finding
 from pytest_nancapture.step.run import Run
@@ -122,6 +122,7 @@ class Capture:
         state = self._state(manifest)
         self.opaque = state.opaque
         added = tuple(sorted(state.added))
+        manifest = with_arguments(manifest, state.given)
         record = dataclasses.replace(manifest.module, state=state.records, missing=state.missing, added=added)
         manifest = dataclasses.replace(manifest, module=record)
         return write_bundle(
@@ -138,7 +139,7 @@ class Capture:
         missing: tuple[MissingRecord, ...] = ()
         try:
             with tempfile.TemporaryDirectory(prefix="nancapture-", ignore_cleanup_errors=True) as folder:
-                found = find_state(self.run, draft, self.recipe.tensors, self.ignored, folder)
+                found = find_state(self.run, draft, self.recipe.tensors, self.ignored, folder, self.recipe.optional)
         except Exception as error:  # of a class of the user's: the bundle is worth more than the comparison
             log.debug("nancapture: where the comparison was raised", exc_info=True)
             why = f"comparing it with one built from the bundle raised {type(error).__name__}: {error}"
@@ -146,6 +147,7 @@ class Capture:
         if found is not None:
             return found
         return State(
+            given=self.recipe.optional,
             missing=missing,
             records=tuple(
                 StateRecord(module=path, path=(["attribute", name],), value=Encoder().encode(value, name))
