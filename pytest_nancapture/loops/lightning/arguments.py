@@ -73,7 +73,12 @@ def _without_servants(value: Any) -> Any:
 
 
 def _with_classes(value: Any) -> Any:
-    """A configuration whose ``class_path`` are the classes themselves, so that they are written by reference."""
+    """A configuration whose ``class_path`` are the classes themselves, so that they are written by reference.
+
+    So is whatever else it names of the script, which has another name in a replay.
+    """
+    if isinstance(value, str) and value.startswith("__main__."):
+        return _named(value)
     if isinstance(value, Mapping):
         return {
             key: _named(item) if key == "class_path" and isinstance(item, str) else _with_classes(item)
