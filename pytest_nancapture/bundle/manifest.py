@@ -332,10 +332,11 @@ class OptimizerRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class CodeRecord:
-    """The commit that was checked out; None outside a git repository."""
+    """The commit that was checked out, if any; and the folder of code that lay elsewhere, to tell people of."""
 
     commit: str | None = None
     dirty: bool | None = None
+    folder: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from pytest_nancapture.bundle.tensors.kinds import unwritable
 from pytest_nancapture.bundle.values.encode import Encoder
-from pytest_nancapture.bundle.values.references import Reference, refer
+from pytest_nancapture.bundle.values.references import Reference, is_typed_in, refer
 from pytest_nancapture.capture.kept import kept_under, set_aside
 from pytest_nancapture.errors import CaptureError, UnwritableValueError
 
@@ -80,7 +80,7 @@ def recipe_of(module: nn.Module, factory: str | None, arguments: Arguments) -> R
     try:
         recipe.target = refer(kind)
     except ValueError as error:
-        recipe.problems.append(f"the module's class cannot be found again: {error}")
+        recipe.problems.append(f"the module's class cannot be found again: {error}{_remedy(kind)}")
     if factory is not None:
         recipe.problems.clear()
         return recipe
@@ -103,6 +103,23 @@ def recipe_of(module: nn.Module, factory: str | None, arguments: Arguments) -> R
     there = {**arguments.values, **recipe.arguments, **recipe.optional}
     recipe.problems += _problems(module, unwritable, dataclasses.replace(arguments, values=there))
     return recipe
+
+
+def _remedy(kind: type) -> str:
+    """What works in a notebook."""
+    if not is_typed_in(kind.__module__):
+        return ""
+    name, file = kind.__qualname__, f"{kind.__qualname__.lower()}.py"
+    return (
+        f"; replay(path, module={call_of(kind)}) replays one here; for pytest, put the class into a file (begin its "
+        f"cell with %%writefile {file}) and write from {file[:-3]} import {name}"
+    )
+
+
+def call_of(kind: type) -> str:
+    """A call of the class, as a person would write it."""
+    takes = any(p.default is p.empty for p in constructor_parameters(kind).values())
+    return f"{kind.__qualname__}({'...' if takes else ''})"
 
 
 def _blank(tensor: Tensor) -> Tensor:

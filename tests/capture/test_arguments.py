@@ -221,7 +221,9 @@ def test_a_class_of_a_notebook_is_reported_before_training(tmp_path, caplog, mon
     monkeypatch.setitem(sys.modules, "__main__", notebook)
     (said,) = warnings_of(notebook.Cell(), caplog, tmp_path)
     assert said == (
-        "the module's class cannot be found again: Cell is defined in an interactive session, so no file holds it"
+        "the module's class cannot be found again: Cell is defined in an interactive session, so no file holds it; "
+        "replay(path, module=Cell()) replays one here; for pytest, put the class into a file (begin its cell with "
+        "%%writefile cell.py) and write from cell import Cell"
     )
 
 
