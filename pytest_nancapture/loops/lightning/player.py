@@ -13,9 +13,10 @@ from torch import Tensor
 
 from pytest_nancapture.bundle import numerics
 from pytest_nancapture.bundle.manifest import OptimizerRecord
+from pytest_nancapture.errors import RebuildError
 from pytest_nancapture.loops.lightning.iterators import Fetched, Played, takes_iterator
 from pytest_nancapture.loops.lightning.trainer import WindowLoader, build_trainer, framework_of, set_counters
-from pytest_nancapture.loops.lightning.wrappers import Wraps, last_hook
+from pytest_nancapture.loops.lightning.wrappers import Wraps, is_inherited, last_hook
 from pytest_nancapture.step.engine import Enough
 from pytest_nancapture.step.scene import Scene
 
@@ -51,7 +52,7 @@ def play(scene: Scene) -> None:
         player.wraps.put(scene.module, name, partial(player.stand_in, stand_in))
     player.wraps.put(scene.module, "on_after_batch_transfer", player.on_after_batch_transfer)
     try:
-        with _current_device(scene.device), suppress(Enough):
+        with _current_device(scene.device), _an_optimizer(scene), suppress(Enough):
             trainer.fit(scene.fitted, train_dataloaders=player.loader)
     finally:
         player.wraps.take_off()
@@ -209,6 +210,30 @@ class Player:
             return result
         self._engine.look_after(updated=self._scene.states is not None)
         raise Enough
+
+
+@contextmanager
+def _an_optimizer(scene: Scene) -> Iterator[None]:
+    """One that makes no update, for a module whose own code has none: the run gave it one, as LightningCLI does.
+
+    Raises:
+        RebuildError: the update is to be made.
+    """
+    module, name = scene.module, "configure_optimizers"
+    if not is_inherited(module, name) or name in vars(module):
+        yield
+        return
+    if scene.states is not None:
+        raise RebuildError(
+            f"the step's update is to be made, and {type(module).__qualname__} has no configure_optimizers of its own: "
+            "the run gave it one; build the module with it in the hook pytest_nancapture_module of a conftest.py"
+        )
+    idle = partial(lambda module: torch.optim.SGD(module.parameters(), lr=0.0), module)
+    vars(module)[name] = idle
+    try:
+        yield
+    finally:
+        del vars(module)[name]
 
 
 @contextmanager
