@@ -211,6 +211,9 @@ def _written(run: Run, differences: list[Difference], volatile: set[str], opaque
             path = tuple([step.kind, _name(encoder, step, where)] for step in difference.way)
             value = encoder.encode(difference.value, where)
         except UnwritableValueError as error:
+            if isinstance(difference.value, type) and "<locals>" in difference.value.__qualname__:
+                opaque.append(where)  # code that runs makes such a class when it is first needed
+                continue
             why = error.problem if error.where == where else f"{error.where}: {error.problem}"
             missing.append(MissingRecord(where=where, why=f"{why}; {error.remedy}"))
         except Exception as error:  # of a class of the user's
