@@ -364,6 +364,24 @@ def test_an_argument_that_equals_everything_does_not_hold_all_others(tmp_path):
     assert (sorted(bundle.manifest.module.arguments), bundle.fault.reproduced.runs) == (["loss", "width"], 1)
 
 
+class FooledAndOpen(Net):
+    """The same with its loss ignored, and with keywords that have no name in the constructor."""
+
+    def __init__(self, loss: nn.Module, width: int = 3, **more: Any) -> None:
+        super().__init__()
+        self.save_hyperparameters({"width": width, **more})
+        self.loss = loss
+        self._hparams_name = "loss"
+
+
+def test_nor_does_one_that_is_no_container(tmp_path):
+    """It is taken from the module, and the others from the hparams."""
+    bundle = capture_one(FooledAndOpen(Loud(), width=4, depth=2), batches(), tmp_path)
+    arguments = bundle.manifest.module.arguments
+    assert (sorted(arguments), arguments["depth"]) == (["depth", "loss", "width"], 2)
+    assert bundle.fault.reproduced.runs == 1
+
+
 class Served(Net):
     """Keeps callbacks among its arguments and in itself."""
 
