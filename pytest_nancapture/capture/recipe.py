@@ -20,6 +20,10 @@ from pytest_nancapture.capture.kept import kept_under, set_aside
 from pytest_nancapture.errors import CaptureError, UnwritableValueError
 
 
+_LARGEST = 64 * 2**20
+"""Bytes of an argument that nobody saved, the module's own weights aside, that are copied when training starts."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
     """A constructor's arguments, as far as the training loop knows them.
@@ -94,8 +98,8 @@ def recipe_of(module: nn.Module, factory: str | None, arguments: Arguments) -> R
             )
         except UnwritableValueError as error:
             unwritable[error.where] = error.problem
-    _add_kept(recipe, module, encoder, arguments)
     own = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    _add_kept(recipe, module, encoder, arguments, own)
     recipe.tensors = {
         name: _blank(tensor) if id(tensor) in own else tensor.detach().clone()
         for name, tensor in encoder.tensors.items()
@@ -129,7 +133,7 @@ def _blank(tensor: Tensor) -> Tensor:
     return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
 
 
-def _add_kept(recipe: Recipe, module: nn.Module, encoder: Encoder, arguments: Arguments) -> None:
+def _add_kept(recipe: Recipe, module: nn.Module, encoder: Encoder, arguments: Arguments, own: Collection[int]) -> None:
     """Arguments that nobody saved, where the module keeps them in itself.
 
     Whether they are right the comparison at the fault tells, and the proof.
@@ -139,8 +143,7 @@ def _add_kept(recipe: Recipe, module: nn.Module, encoder: Encoder, arguments: Ar
         default = left_out[name].default
         if default is not inspect.Parameter.empty and _is_the_same(value, default):
             continue
-        written = _written(value, name, arguments.attributes)
-        if written is not None:
+        if _is_worth_writing(value, name, arguments.attributes, own):
             with set_aside(value, arguments.attributes):
                 node = encoder.encode(value, name)
             (recipe.arguments if default is inspect.Parameter.empty else recipe.optional)[name] = node
@@ -152,13 +155,15 @@ def _is_the_same(value: Any, default: Any) -> bool:
     return value is default or (is_plain and bool(value == default))
 
 
-def _written(value: Any, name: str, attributes: Collection[str]) -> Any:
-    """Its form on disk, alone; None where it has none."""
+def _is_worth_writing(value: Any, name: str, attributes: Collection[str], own: Collection[int]) -> bool:
+    """Whether it has a form on disk, and one that nobody minds: what is kept may be all of the data."""
+    encoder = Encoder()
     try:
         with set_aside(value, attributes):
-            return Encoder().encode(value, name)
+            encoder.encode(value, name)
     except Exception:  # of a class of somebody's
-        return None
+        return False
+    return sum(tensor.nbytes for tensor in encoder.tensors.values() if id(tensor) not in own) <= _LARGEST
 
 
 def _problems(module: nn.Module, unwritable: Mapping[str, str], arguments: Arguments) -> Iterator[str]:
