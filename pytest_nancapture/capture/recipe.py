@@ -19,7 +19,6 @@ from pytest_nancapture.bundle.values.references import Reference, is_typed_in, r
 from pytest_nancapture.capture.kept import kept_under, set_aside
 from pytest_nancapture.errors import CaptureError, UnwritableValueError
 
-
 _LARGEST = 64 * 2**20
 """Bytes of an argument that nobody saved, the module's own weights aside, that are copied when training starts."""
 
@@ -161,9 +160,9 @@ def _is_worth_writing(value: Any, name: str, attributes: Collection[str], own: C
     try:
         with set_aside(value, attributes):
             encoder.encode(value, name)
+        return sum(tensor.nbytes for tensor in encoder.tensors.values() if id(tensor) not in own) <= _LARGEST
     except Exception:  # of a class of somebody's
         return False
-    return sum(tensor.nbytes for tensor in encoder.tensors.values() if id(tensor) not in own) <= _LARGEST
 
 
 def _problems(module: nn.Module, unwritable: Mapping[str, str], arguments: Arguments) -> Iterator[str]:
