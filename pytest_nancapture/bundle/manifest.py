@@ -42,7 +42,8 @@ class Gradients:
     Attributes:
         total: number of parameters that had a gradient.
         nonfinite: those whose gradient held NaN or Inf.
-        nonzero: those whose gradient was not all zero (a non-finite one counts).
+        nonzero: those whose gradient was not all zero (a non-finite one counts); of a step that raised before it had
+            gradients, those that led to what it raised over.
     """
 
     total: int = 0

@@ -62,7 +62,8 @@ def _capture(error: BaseException, window: Window, record: Recorder, reruns: Rer
     if window.dropped or not window.batches:
         return  # it was captured before
     if window.stepped and not window.states:
-        _say_what_it_takes(run, error, in_update=in_update)
+        if in_update:
+            _say_what_it_takes(run, error)
         return
     optimizer = window.last_optimizer or next(iter(run.optimizers), None)
     target = window.optimizer_steps - 1 if in_update else window.optimizer_steps
@@ -85,11 +86,11 @@ def _capture(error: BaseException, window: Window, record: Recorder, reruns: Rer
         error.add_note(f"nancapture: the step that raised this is in the bundle {shown_from_start(path)}")
 
 
-def _say_what_it_takes(run: Run, error: BaseException, *, in_update: bool) -> None:
+def _say_what_it_takes(run: Run, error: BaseException) -> None:
     """Of weights that an update was moving there is no copy: tell how to have one, where it might help."""
-    state = bad_states(run.optimizers) if in_update else ""
+    state = bad_states(run.optimizers)
     numbers = [*bad_numbers(run.optimizers, run.scaler), *([f"{state} of its state is not finite"] if state else [])]
-    if in_update and numbers:
+    if numbers:
         log.warning(
             "%snancapture: the update raised %s, and %s; capture that with NaNCapture(optimizer_history=True)",
             run.line_start,

@@ -156,7 +156,7 @@ def _is_the_same(value: Any, default: Any) -> bool:
 
 def _is_worth_writing(value: Any, name: str, attributes: Collection[str], own: Collection[int]) -> bool:
     """Whether it has a form on disk, and one that nobody minds: what is kept may be all of the data."""
-    encoder = Encoder()
+    encoder = Encoder(most=_LARGEST)
     try:
         with set_aside(value, attributes):
             encoder.encode(value, name)

@@ -227,7 +227,7 @@ class Reruns:
             with watched() as sent, traced(trace):
                 try:
                     _play(run, window, engine, optimizer)
-                except Exception as error:
+                except Exception as error:  # goes on, but for one that is the very thing to be judged
                     if not raised or isinstance(error, NeedsOthersError):
                         raise
                     behind = judge_raise(engine, trace, error, _parameters_of(optimizer))

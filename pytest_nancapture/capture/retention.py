@@ -13,9 +13,9 @@ from typing import Any
 from pytest_nancapture.bundle.bundle import Bundle, hash_file
 from pytest_nancapture.bundle.folder import share_file, write_text
 from pytest_nancapture.bundle.manifest import MANIFEST_NAME, WEIGHTS, Fault, Reproduced
-from pytest_nancapture.bundle.paths import shown_from_start, started_in
+from pytest_nancapture.bundle.paths import shown_from_start
 from pytest_nancapture.bundle.text import human_size
-from pytest_nancapture.bundle.values.references import code_root, folders_from, is_typed_in
+from pytest_nancapture.bundle.values.references import is_typed_in
 from pytest_nancapture.capture.export import Capture
 from pytest_nancapture.capture.proof.prove import Proof, prove
 from pytest_nancapture.capture.recipe import call_of
@@ -115,14 +115,18 @@ class Retention:
             call = f"replay({shown_from_start(path)!r}, module={call_of(type(self._run.module))})"
             log.warning("nancapture: replay   %s   (from pytest_nancapture import replay)", call)
             return
-        log.warning("nancapture: replay   %s", _command(self._dirpath, code_root(type(self._run.module).__module__)))
+        log.warning("nancapture: replay   %s", _command(self._dirpath, Bundle.open(path).manifest.code.folder))
 
 
-def _command(dirpath: Path, code: Path | None) -> str:
-    """That replays all bundles, to be pasted where the run was started."""
-    if code is None or code in folders_from(started_in()) or code in folders_from(dirpath):
+def _command(dirpath: Path, code: str) -> str:
+    """That replays all bundles, to be pasted where the run was started.
+
+    Args:
+        code: the folder of code that lies elsewhere; empty where it does not.
+    """
+    if not code:
         return f"pytest --nan-bundles={shown_from_start(dirpath)}"
-    return f"cd {shlex.quote(str(code))} && pytest --nan-bundles={shlex.quote(str(dirpath))}"
+    return f"cd {shlex.quote(code)} && pytest --nan-bundles={shlex.quote(str(dirpath))}"
 
 
 def _signature(fault: Fault) -> Any:

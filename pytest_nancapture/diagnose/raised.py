@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from pytest_nancapture.bundle.manifest import Raised
+from pytest_nancapture.bundle.manifest import Gradients, Raised
+from pytest_nancapture.bundle.tensors.names import unique_parameters
 from pytest_nancapture.diagnose.blame import has_birth, has_given
-from pytest_nancapture.diagnose.records import Origin
+from pytest_nancapture.diagnose.records import Origin, graphs_behind, is_learned_in
 from pytest_nancapture.diagnose.trace import Trace
 from pytest_nancapture.step.engine import Engine
 from pytest_nancapture.step.finding import Part
@@ -35,12 +37,39 @@ def judge_raise(engine: Engine, trace: Trace | None, error: Exception, optimized
     finding = engine.finding
     assert finding is not None
     with engine.unseen():
-        suspects = trace.reads.behind(error, has_birth) if trace is not None else []
+        suspects = trace.reads.behind(error, has_birth, is_learned_in) if trace is not None else []
         suspects = [suspect for suspect in suspects if has_birth(suspect.origin) or has_given(suspect.origin)]
-    if suspects:
+    origins = [suspect.origin for suspect in suspects]
+    if origins:
         kind = finding.kind if finding.found_in else "nan" if any(suspect.nan for suspect in suspects) else "inf"
-        engine.finding = dataclasses.replace(finding, kind=kind, raised=raised(error), raised_in=_part(engine))
-    return [suspect.origin for suspect in suspects]
+        engine.finding = dataclasses.replace(
+            finding,
+            kind=kind,
+            raised=raised(error),
+            raised_in=_part(engine),
+            gradients=_with_weights(finding.gradients, engine.module, graphs_behind(origins)),
+        )
+    return origins
+
+
+def _with_weights(gradients: Gradients, module: nn.Module, graphs: Iterable[Any]) -> Gradients:
+    """Of a step that did not come to its gradients: the parameters that led to what it raised over would have some."""
+    leaves = _leaves_of(graphs)
+    names = tuple(name for name, parameter in unique_parameters(module) if id(parameter) in leaves)
+    return gradients if gradients.nonfinite or not names else dataclasses.replace(gradients, nonzero=names)
+
+
+def _leaves_of(graphs: Iterable[Any]) -> set[int]:
+    todo, seen, leaves = list(graphs), set[Any](), set[int]()
+    while todo:
+        node = todo.pop()
+        if isinstance(node, Tensor):
+            leaves.add(id(node))
+        elif node is not None and node not in seen:
+            seen.add(node)
+            variable = getattr(node, "variable", None)
+            todo += [node for node, _ in node.next_functions] if variable is None else [variable]
+    return leaves
 
 
 def raised(error: BaseException) -> Raised:

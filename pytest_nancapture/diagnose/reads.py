@@ -35,13 +35,13 @@ class Suspect(Generic[O]):
         origin: where it came from.
         nan: whether NaN was among it; else only Inf.
         is_value: whether it is bad itself; else it was computed of what is, as a comparison.
-        is_learned: whether weights took part in it, so that it is no mark for what is missing in the data.
+        is_made: whether the step has made it; else it was given to it.
     """
 
     origin: O
     nan: bool
     is_value: bool
-    is_learned: bool = False
+    is_made: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +61,11 @@ class Reads(Generic[O]):
         self._all: list[_Read[O]] = []
         self._refused: tuple[BaseException, Sequence[Suspect[O]]] | None = None
 
+    @property
+    def last_value(self) -> Suspect[O] | None:
+        """The last bad value that the host has read."""
+        return next((read.suspect for read in reversed(self._all) if read.suspect.is_value), None)
+
     def hint(self, memory: int) -> Suspect[O] | None:
         """What the values in this memory hint at."""
         return self._hints.get(memory)
@@ -77,7 +82,7 @@ class Reads(Generic[O]):
         for tensor, memory, is_bad in outputs:
             is_number = tensor.dtype.is_floating_point or tensor.dtype.is_complex
             if suspects and not (is_bad or (is_number and is_healed)):
-                first = next((suspect for suspect in suspects if suspect.is_learned), suspects[0])
+                first = next((suspect for suspect in suspects if suspect.is_made), suspects[0])
                 self._hints[memory] = dataclasses.replace(first, is_value=False)
             else:
                 self._hints.pop(memory, None)
@@ -92,23 +97,28 @@ class Reads(Generic[O]):
         """An operation raised, given these."""
         self._refused = (error, suspects)
 
-    def behind(self, error: BaseException, is_born: Callable[[O], bool]) -> list[Suspect[O]]:
+    def behind(
+        self, error: BaseException, is_born: Callable[[O], bool], is_learned: Callable[[O], bool]
+    ) -> list[Suspect[O]]:
         """What `error` is over; empty where it has nothing to do with bad values, as far as anybody can tell.
 
         Args:
             is_born: whether bad values were born on the way to an origin; else they were given to the step, where
                 missing values may be marked by NaN and looked for as a matter of course.
+            is_learned: whether weights took part in it, so that it is no such mark.
         """
         chain = list(_chain(error))
         if self._refused is not None and self._refused[0] in chain and self._refused[1]:
             return list(self._refused[1])
         last = self._last
-        if last is not None and (last.count == self._count or last.suspect.is_learned or is_born(last.suspect.origin)):
+        if last is not None and (
+            last.count == self._count or is_learned(last.suspect.origin) or is_born(last.suspect.origin)
+        ):
             return [last.suspect]
         raising = _raising(error.__traceback__)
         if raising is not None and raising.co_filename == _ENGINE and _NO_GRAPH in str(error):
             # The code has put a constant in the place of a loss that it has seen to be bad.
-            return [read.suspect for read in self._all if read.suspect.is_learned][-1:]
+            return [read.suspect for read in self._all if is_learned(read.suspect.origin)][-1:]
         values = [read for read in self._all if read.suspect.is_value and raising in read.codes]
         return [read.suspect for read in values if is_born(read.suspect.origin)][-1:]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -33,7 +34,7 @@ class Record:
         forward: in a backward pass, the forward operation whose gradient this is.
         is_early: it made the batch that the step was given.
         in_update: whether it was an optimizer's own, and none of the step's.
-        is_learned: whether weights took part in it.
+        graphs: of autograd's, the nodes and leaves that its inputs hang on; in a backward pass the node itself.
         is_literal: whether NaN or Inf stood in the code, as a mark that is put into a tensor.
     """
 
@@ -49,7 +50,7 @@ class Record:
     forward: Forward | None = None
     is_early: bool = False
     in_update: bool = False
-    is_learned: bool = False
+    graphs: tuple[Any, ...] = ()
     is_literal: bool = False
 
 
@@ -90,3 +91,21 @@ class Link:
     origin: Origin
     reach: Tensor | None = None
     is_aligned: bool = False
+
+
+def graphs_behind(origins: Iterable[Origin]) -> list[Any]:
+    """Of autograd's, all nodes and leaves that took part in what came to be there."""
+    found: list[Any] = []
+    todo, seen = list(origins), set[int]()
+    while todo:
+        origin = todo.pop()
+        if isinstance(origin, Record) and id(origin) not in seen:
+            seen.add(id(origin))
+            found += origin.graphs
+            todo += [link.origin for link in origin.links]
+    return found
+
+
+def is_learned_in(origin: Origin) -> bool:
+    """Whether weights took part in it, or are what is bad."""
+    return origin.kind == "weights" if isinstance(origin, GivenValue) else bool(graphs_behind([origin]))

@@ -62,7 +62,6 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._count = 0
         self._paused = False
         self.in_update = False
-        self._read: Origin | None = None
         self.reads: Reads[Origin] = Reads()
         """What the host has read of bad values."""
         self.births: dict[Birth, set[str]] = {}
@@ -156,8 +155,6 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._count += 1
         inputs = [_look(tensor) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)]
         before = [self._origin(look) if look.bad is not None else None for look in inputs]
-        if func is torch.ops.aten._local_scalar_dense.default:
-            self._read = before[0] or self._read
         node = torch._C._current_autograd_node()
         source = user_source(self._package)
         forward = self._forward(func, node, source)
@@ -165,7 +162,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         suspects = self._suspects(inputs, before)
         try:
             result = func(*args, **kwargs)
-        except Exception as error:
+        except Exception as error:  # goes on: it is only remembered what the operation was given
             self.reads.refused(error, suspects)
             raise
         outputs = [_look(tensor) for tensor in tree_leaves(result) if isinstance(tensor, Tensor)]
@@ -225,9 +222,9 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 continue
             nan_in = nan_in or look.nan
             links.append(Link(origin, reach, look.tensor.is_contiguous() and look.tensor.shape == bad[0].tensor.shape))
-        if self.in_update and self._read is not None and has_bad_number(values):
+        if self.in_update and self.reads.last_value is not None and has_bad_number(values):
             # A hyperparameter that user code has made of values read from a tensor.
-            links.append(Link(self._read))
+            links.append(Link(self.reads.last_value.origin))
         fresh = _fresh(bad[0], links) if is_pointwise else None
         birth = ""
         if not links or (fresh is not None and bool(fresh.any())):
@@ -247,8 +244,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             forward=forward,
             is_early=self.is_early,
             in_update=self.in_update,
-            is_learned=any(look.tensor.requires_grad for look in inputs)
-            or any(isinstance(link.origin, Record) and link.origin.is_learned for link in links),
+            graphs=(node,) if node is not None else tuple(_graph(look) for look in inputs if look.tensor.requires_grad),
             is_literal=not links and has_bad_number(values),
         )
 
@@ -268,8 +264,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found = []
         for look, origin in zip(inputs, origins, strict=True):
             if origin is not None:
-                is_learned = look.tensor.requires_grad or (isinstance(origin, Record) and origin.is_learned)
-                found.append(Suspect(origin, look.nan, is_value=True, is_learned=is_learned))
+                found.append(Suspect(origin, look.nan, is_value=True, is_made=isinstance(origin, Record)))
             elif (hint := self.reads.hint(_memory(look.tensor))) is not None:
                 found.append(hint)
         return found
@@ -315,6 +310,10 @@ def traced(trace: Trace | None) -> Iterator[None]:
             yield
         finally:
             trace.stop()
+
+
+def _graph(look: _Look) -> Any:
+    return look.tensor if look.tensor.is_leaf else look.tensor.grad_fn
 
 
 def _memory(tensor: Tensor) -> int:

@@ -8,7 +8,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from os import PathLike
@@ -27,6 +27,7 @@ from pytest_nancapture.diagnose.culprit import Culprit
 from pytest_nancapture.diagnose.given import given_fault, given_number
 from pytest_nancapture.diagnose.healing import Healing
 from pytest_nancapture.diagnose.raised import judge_raise, raised
+from pytest_nancapture.diagnose.records import Origin
 from pytest_nancapture.diagnose.source import package_folder
 from pytest_nancapture.diagnose.trace import Trace, traced
 from pytest_nancapture.errors import MismatchError, RebuildError
@@ -57,10 +58,11 @@ def run_replay(
     opened.verify()
     target = choose_device(device, opened.manifest)
     hooks = hooks or ReplayHooks()
+    trace = trace or opened.manifest.fault.raised is not None  # over what it raises, only the operations tell
     with traceless() as folder:
         run = Replay(opened, target, hooks, folder)
         result = run.run(module, trace=trace)
-        if run.error is not None and not trace:  # over what, only the operations tell
+        if run.error is not None and not trace:
             result = Replay(opened, target, hooks, folder).run(module, trace=True)
         if result["verdict"] == "finite" and opened.manifest.module.compiled and module is None:
             again = Replay(opened, target, hooks, folder).run(None, compiled=True)
@@ -121,7 +123,7 @@ class Replay:
         except RebuildError as error:
             return self._without_verdict("error", str(error), notes, error.detail)
         except Exception as error:  # whatever the user's code raises is the verdict, not our failure
-            return self._judge_error(error, given if trace else None, notes)
+            return self._judge_error(error, given, notes)
         finding = self.finding = engine.finding
         self.stepped = step
         if finding is None:
@@ -140,11 +142,8 @@ class Replay:
         )
         notes = (*notes, *found.notes)
         culprit = found.culprit
-        if self.trace is not None and culprit is not None:
-            culprit = culprit_of(self.trace, step, finding, engine.losses) or culprit
-            if given is not None and culprit == Culprit(phase=given.phase):
-                # Explained by its values, of which the trace knows nothing.
-                culprit = given
+        if culprit is not None:
+            culprit = self._culprit(engine, finding, given) or culprit
         if culprit is not None:
             culprit = given_number(culprit, engine.bad_numbers)
         losses = [loss.double().sum().item() for losses in engine.losses for loss in losses]
@@ -216,19 +215,27 @@ class Replay:
         if not finding.found_in:
             return self._without_verdict("error", reason, notes, detail)
         self.finding, self.stepped = finding, engine.module
-        culprit = culprit_of(self.trace, engine.module, finding, engine.losses, behind)
-        if given is not None and culprit == Culprit(phase=given.phase):
-            culprit = given
+        culprit = self._culprit(engine, finding, given, behind) or Culprit(phase=surfaces_in(finding))
         as_before = fault.raised is not None and fault.raised.type == raised(error).type
         return {
             "verdict": "nonfinite",
             "loss": None,
             "nonfinite": names_of(finding),
-            "culprit": culprit or Culprit(phase=surfaces_in(finding)),
+            "culprit": given_number(culprit, engine.bad_numbers),
             "reason": f"raises {'as at capture: ' if as_before else ''}{raised(error)}",
             "detail": detail,
-            "notes": notes,
+            "notes": (*notes, *filter(None, [self._others])),
         }
+
+    def _culprit(
+        self, engine: Engine, finding: Finding, given: Culprit | None, behind: Sequence[Origin] = ()
+    ) -> Culprit | None:
+        """Of a step that was traced; `behind` it raised."""
+        if self.trace is None:
+            return None
+        culprit = culprit_of(self.trace, engine.module, finding, engine.losses, behind)
+        # Explained by its values, of which the trace knows nothing.
+        return given if given is not None and culprit == Culprit(phase=given.phase) else culprit
 
     def _note_initial(self, module: Any) -> None:
         """Whether weights that were left to the code are those that the fault was seen with."""

@@ -112,14 +112,16 @@ def _judge_gradients(finding: Finding, fault: Fault, guilty: int) -> Judgement:
     there = taught_by(finding, guilty)
     missing = [name for name in asked if name not in present]
     fine = Judgement(verdict="finite", reason="loss and gradients are finite")
-    how = "non-finite" if fault.gradients.nonfinite else "non-zero"
+    how = f"with {'non-finite' if fault.gradients.nonfinite else 'non-zero'} gradients at capture"
+    if fault.raised is not None and not fault.gradients.nonfinite:
+        how = f"that led to what {fault.raised.type} was raised over"
     if healed is not None and {"loss", "gradients"} & set(fault.found_in):
         # A loss that was finite is no reason to leave out a term of it.
         cut = missing if "loss" not in fault.found_in else [name for name in missing if name not in idle]
         if cut:
             verb = "are" if len(cut) > 1 else "is"
             return _vacuous(
-                f"{some(cut)}, with {how} gradients at capture, {verb} cut off from the loss now",
+                f"{some(cut)}, {how}, {verb} cut off from the loss now",
                 "a fix that leaves gradients there, be they zeros, passes" if set(cut) <= idle else _PASSES,
             )
     if fault.raised is not None and not asked and not there:
@@ -138,7 +140,7 @@ def _judge_gradients(finding: Finding, fault: Fault, guilty: int) -> Judgement:
     if set(asked) & set(finding.gradients.nonzero):
         lost = f"get none of micro-batch {guilty + 1} of the window, or only zeros"
     return _vacuous(
-        f"{many} with {how} gradients at capture now {lost}: {_NOTHING}",
+        f"{many} {how} now {lost}: {_NOTHING}",
         _PASSES if known else f"{_PASSES}; if zeros are right for this batch, capture or pin it anew to have that told",
     )
 

@@ -60,6 +60,8 @@ def build_module(
             module = build(**arguments)
         else:
             module = instantiate(build, arguments, record.instantiator, resolver)
+    except RebuildError:  # of a configuration
+        raise
     except Exception as error:  # the user's constructor may raise anything; it is told, with its cause
         what = f"{record.factory or record.target}({', '.join(arguments)}) failed with {type(error).__name__}: {error}"
         if record.factory is not None:
@@ -77,7 +79,10 @@ def _rescue(record: ModuleRecord, build: Any, arguments: Mapping[str, Any]) -> s
     module, _, name = record.target.partition(":")
     if module == "__main__":
         module = record.file.removesuffix(".py").replace("/", ".") if record.file else "your_script"
-    wanted = [parameter for parameter in inspect.signature(build).parameters.values() if _is_wanted(parameter)]
+    try:
+        wanted = [parameter for parameter in inspect.signature(build).parameters.values() if _is_wanted(parameter)]
+    except (TypeError, ValueError):  # whoever made the class has hidden it
+        wanted = []
     lines = [
         f"from {module} import {name.partition('.')[0]}",
         "",

@@ -24,6 +24,7 @@ class Raising(Net):
         super().__init__()
         self.save_hyperparameters()
         self.how = how
+        self.other = nn.Linear(3, 3)
         self.automatic_optimization = how != "second backward by hand"
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -148,16 +149,27 @@ def test_a_step_that_raises_over_nan_is_captured(tmp_path, monkeypatch, how):
     assert replay(path).verdict == "finite"
 
 
+class Root(Net):
+    """Finite in the forward, and not in the backward."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, good = batch
+        return (self.layer(x) * good).square().sum(1).sqrt().mean()
+
+
+class Checking(Net):
+    """Its hook looks at what it makes of the batch."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        x, good = batch
+        scaled = x / good
+        if not scaled.isfinite().all():
+            raise ValueError("bad batch")
+        return scaled, good
+
+
 def test_anomaly_mode_is_on_in_the_replay_as_it_was(tmp_path):
     """It raises in the backward where it is on; the Trainer has switched it off by the time of the capture."""
-
-    class Root(Net):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            x, good = batch
-            return (self.layer(x) * good).square().sum(1).sqrt().mean()
-
-    globals()["Root"] = Root
-    Root.__qualname__ = "Root"
     error = ended_by(Root(), tmp_path, detect_anomaly=True)
     assert "returned nan values" in str(error)
     (path,) = find_bundles(tmp_path)
@@ -175,17 +187,6 @@ def test_the_exception_goes_on_whatever_is_done_about_faults(tmp_path, on_captur
 
 def test_a_hook_that_makes_the_batch_may_raise(tmp_path):
     """It is code under test: the batch of the bundle is the one that it was given."""
-
-    class Checking(Net):
-        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-            x, good = batch
-            scaled = x / good
-            if not scaled.isfinite().all():
-                raise ValueError("bad batch")
-            return scaled, good
-
-    globals()["Checking"] = Checking
-    Checking.__qualname__ = "Checking"
     error = ended_by(Checking(), tmp_path)
     (path,) = find_bundles(tmp_path)
     bundle = Bundle.open(path)
@@ -359,6 +360,7 @@ STEPS = {
     "it raises something else": (raise_another, "error"),
     "it makes no loss": (lambda m, b: None, "vacuous"),
     "it learns nothing": (lambda m, b: m.layer(b[0]).pow(2).mean() * 0, "vacuous"),
+    "it learns with other weights": (lambda m, b: m.other(b[0]).pow(2).mean(), "vacuous"),
 }
 
 

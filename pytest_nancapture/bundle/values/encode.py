@@ -38,6 +38,8 @@ from pytest_nancapture.errors import UnwritableValueError
 
 REMEDY = "turn it into tensors, numbers, strings or containers of them"
 _PLAIN = (bool, int, str, type(None))
+_ITEM = 64
+"""Bytes that a thing in a container takes, about."""
 _NUMPY_AS_TORCH = "biufc"
 """Kinds of numpy dtypes that torch has too."""
 
@@ -56,6 +58,7 @@ class Encoder:
         device: torch.device | str = "cpu",
         remedy: str = REMEDY,
         own: Mapping[int, str] | None = None,
+        most: float = math.inf,
     ) -> None:
         """How to write.
 
@@ -63,10 +66,12 @@ class Encoder:
             prefix: starts the tensors' names.
             device: the run's; tensors elsewhere keep a note of where.
             remedy: ends the messages of errors.
+            most: bytes that arrays and containers may take; what would take more is refused before it is copied.
             own: a module's own parts by identity, such as ``encoder.weight``; a value that is one is written as its
                 name.
         """
         self._own = own or {}
+        self._left = most
         self._prefix = prefix
         self.tensors: dict[str, Tensor] = {}
         self._names: dict[int, str] = {}
@@ -234,6 +239,7 @@ class Encoder:
             problem = f"a {type(value).__qualname__}, which is more than a numpy array, cannot be written"
             raise self._error(where, problem)
         array = np.asarray(value)
+        self._spend(array.nbytes, where)
         if array.dtype.kind in "OT":  # objects, and strings of any length
             dtype = {"dtype": "T"} if array.dtype.kind == "T" else {}
             return {"objects": self._items(array.ravel().tolist(), where), "shape": list(array.shape), **dtype}
@@ -259,10 +265,17 @@ class Encoder:
         node = {tag: self.encode(state_of_generator(value), where)}
         return {**node, "device": str(value.device)} if tag == "torch_generator" else node
 
+    def _spend(self, size: int, where: str) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise self._error(where, "it is too large")
+
     def _items(self, values: Any, where: str) -> list[Any]:
+        self._spend(_ITEM * len(values), where)
         return [self.encode(item, f"{where}[{i}]") for i, item in enumerate(values)]
 
     def _pairs(self, value: Mapping[Any, Any], where: str) -> list[list[Any]]:
+        self._spend(_ITEM * len(value), where)
         return [
             [self.encode(key, f"{where} key"), self.encode(item, f"{where}[{key!r}]")] for key, item in value.items()
         ]

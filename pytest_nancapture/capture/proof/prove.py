@@ -153,7 +153,7 @@ def _replay_here(run: Run, bundle: Bundle) -> bool:
         with refused(), traced(trace):
             try:
                 run.rehearse(scene)
-            except Exception as error:
+            except Exception as error:  # goes on, but for one that is the fault itself
                 if trace is None:
                     raise
                 judge_raise(scene.engine, trace, error, module.parameters())

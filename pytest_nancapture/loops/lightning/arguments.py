@@ -12,10 +12,12 @@ from torch import nn
 from pytest_nancapture.bundle.values.objects import INSTANTIATORS
 from pytest_nancapture.capture.kept import attribute
 from pytest_nancapture.capture.recipe import Arguments, constructor_parameters
+from pytest_nancapture.diagnose.source import package_folder
+from pytest_nancapture.loops.lightning.run import PACKAGES
 
 _FACTORY = "give NaNCapture(factory='package.module:function') a function that builds the module"
+_IGNORE = ", or leave it out with self.save_hyperparameters(ignore=[...]) if the constructor has a default"
 _INSTANTIATOR = "_instantiator"
-_LIGHTNING = frozenset({"lightning", "pytorch_lightning", "lightning_fabric"})
 _ATTRIBUTES = ("_trainer", "_fabric")
 _SERVANTS = frozenset({"Callback", "Trainer", "Logger", "Profiler"})
 
@@ -25,26 +27,20 @@ def saved_arguments(module: Any) -> Arguments:
     saved = dict(getattr(module, "hparams_initial", {}))
     instantiator = saved.pop(_INSTANTIATOR, None)
     values = {name: value for name, value in _accepted(module, saved).items() if not _is_servant(value)}
-    is_theirs = "site-packages" in (inspect.getsourcefile(type(module)) or "") if _has_file(module) else False
+    is_configuration = instantiator in INSTANTIATORS
+    # Whoever only uses a library cannot have its class save anything.
+    is_theirs = bool(package_folder(module))
     call = "" if is_theirs else "call self.save_hyperparameters() in __init__, or "
-    ignore = ", or leave it out with self.save_hyperparameters(ignore=[...]) if the constructor has a default"
-    ignore = "" if is_theirs else ignore
+    ignore = "" if is_theirs else _IGNORE
     return Arguments(
         values={name: _without_servants(value) for name, value in values.items()},
-        instantiator=instantiator if instantiator in INSTANTIATORS else None,
-        configured=_with_classes if instantiator in INSTANTIATORS else None,
+        instantiator=instantiator if is_configuration else None,
+        configured=_with_classes if is_configuration else None,
         attributes=_ATTRIBUTES,
         door="NaNCapture",
         if_unwritable=f"{_FACTORY}{ignore}",
         if_missing=f"not among its hparams; {call}{_FACTORY}",
     )
-
-
-def _has_file(module: Any) -> bool:
-    try:
-        return inspect.getsourcefile(type(module)) is not None
-    except (TypeError, OSError):
-        return False
 
 
 def _accepted(module: Any, saved: dict[str, Any]) -> dict[str, Any]:
@@ -74,7 +70,7 @@ def _is_whole(
 def _is_servant(value: Any) -> bool:
     """Whether it is a callback, a logger or the like: of the run, and not of the module."""
     return any(
-        base.__name__ in _SERVANTS and base.__module__.partition(".")[0] in _LIGHTNING for base in type(value).__mro__
+        base.__name__ in _SERVANTS and base.__module__.partition(".")[0] in PACKAGES for base in type(value).__mro__
     )
 
 
