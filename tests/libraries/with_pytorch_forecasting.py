@@ -1,0 +1,87 @@
+"""pytorch-forecasting: counts that are large, zeros only, or that an own loss takes the logarithm of."""
+
+import numpy as np
+import pandas as pd
+import torch
+from lightning.pytorch import Trainer
+from pytorch_forecasting import DeepAR, NHiTS, TemporalFusionTransformer, TimeSeriesDataSet
+from pytorch_forecasting.data import EncoderNormalizer
+from pytorch_forecasting.metrics import MultiHorizonMetric, NegativeBinomialDistributionLoss, PoissonLoss
+from training import MENDED, QUIET
+
+
+class LogError(MultiHorizonMetric):
+    """The distance of logarithms, which a prediction below 0 has none of."""
+
+    def loss(self, y_pred, target):
+        prediction = self.to_prediction(y_pred)
+        if MENDED:
+            prediction = prediction.clamp(min=1e-3)
+        return (torch.log(prediction) - torch.log(target + 1)).abs()
+
+
+def fitted(kind, values, callbacks, *, center=True, **options):
+    """Trained on six series of twelve values each, two to a batch."""
+    frame = pd.DataFrame(
+        {
+            "time": np.tile(np.arange(12), len(values)),
+            "series": np.repeat([f"s{i}" for i in range(len(values))], 12),
+            "value": np.concatenate(values).astype("float32"),
+        }
+    )
+    data = TimeSeriesDataSet(
+        frame,
+        time_idx="time",
+        target="value",
+        group_ids=["series"],
+        max_encoder_length=8,
+        min_encoder_length=8,
+        max_prediction_length=2,
+        min_prediction_length=2,
+        time_varying_unknown_reals=["value"],
+        target_normalizer=EncoderNormalizer(center=center),
+    )
+    model = kind.from_dataset(data, **options)
+    loader = data.to_dataloader(train=True, batch_size=3, shuffle=False)
+    Trainer(max_epochs=1, callbacks=callbacks, **QUIET).fit(model, loader)
+    return model
+
+
+def series(last, scale=1.0):
+    generator = np.random.default_rng(0)
+    return [*(1 + generator.random(12) for _ in range(5)), last if last is not None else 1 + generator.random(12)]
+
+
+def transformer(callbacks, faulty):
+    """Poisson's loss without the logarithm of the counts: the exponential of a large one is infinite."""
+    counts = series(np.linspace(500, 520, 12) if faulty else None)
+    return fitted(TemporalFusionTransformer, counts, callbacks, loss=PoissonLoss(), hidden_size=4, hidden_continuous_size=2, attention_head_size=1, lstm_layers=1)
+
+
+def recurrent(callbacks, faulty):
+    """A series of zeros has the scale 0, of which torch's distributions say that it is no parameter."""
+    counts = [np.round(9 * values) for values in series(np.zeros(12) if faulty else None)]
+    return fitted(DeepAR, counts, callbacks, center=False, loss=NegativeBinomialDistributionLoss(), hidden_size=4, rnn_layers=1)
+
+
+def own_loss(callbacks, faulty):
+    """A loss of one's own, given to the constructor."""
+    counts = series(np.linspace(-30, -20, 12) if faulty else None)
+    return fitted(NHiTS, counts, callbacks, loss=LogError(), hidden_size=8)
+
+
+TRAININGS = [transformer, recurrent, own_loss]
+
+
+def mend():
+    def loss(self, y_pred, target):
+        rate = MultiHorizonMetric.to_prediction(self, y_pred).clamp(max=20)
+        return torch.nn.functional.poisson_nll_loss(rate, target, log_input=True, reduction="none")
+
+    PoissonLoss.loss = loss
+    original = NegativeBinomialDistributionLoss.rescale_parameters
+
+    def rescale_parameters(self, parameters, target_scale, encoder):
+        return original(self, parameters, target_scale.clamp(min=1e-3), encoder)
+
+    NegativeBinomialDistributionLoss.rescale_parameters = rescale_parameters
