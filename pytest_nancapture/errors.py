@@ -111,7 +111,15 @@ class ReplayError(NancaptureError):
 
 
 class RebuildError(ReplayError):
-    """The module, or a type in its arguments or batch, cannot be built again from what the bundle says."""
+    """The module, or a type in its arguments or batch, cannot be built again from what the bundle says.
+
+    Attributes:
+        detail: what to print below the message, such as code that helps; may be empty.
+    """
+
+    def __init__(self, message: str, *, detail: str = "") -> None:
+        super().__init__(message)
+        self.detail = detail
 
 
 class MismatchError(ReplayError):

@@ -51,6 +51,15 @@ def with_index(device: torch.device) -> torch.device:
     return torch.device(device.type, torch.accelerator.current_device_index())
 
 
+def distributions_of(module: Any) -> tuple[str, ...]:
+    """The installed package that holds the module's class; none where it is the user's own code."""
+    top = type(module).__module__.partition(".")[0]
+    file = getattr(sys.modules.get(type(module).__module__), "__file__", None) or ""
+    if "site-packages" not in Path(file).parts:
+        return ()
+    return tuple(dict.fromkeys(metadata.packages_distributions().get(top, ())))
+
+
 def code_of(module: Any) -> CodeRecord:
     """The commit of the repository that holds the module's source, and whether files differ from it."""
     source = getattr(sys.modules.get(type(module).__module__), "__file__", None)

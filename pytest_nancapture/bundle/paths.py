@@ -14,10 +14,24 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+_STARTED_IN = Path.cwd()
+
+
+def started_in() -> Path:
+    """The folder in which this package was imported, before a script's own code might go elsewhere."""
+    return _STARTED_IN
+
+
 def shown(path: Path) -> str:
     """A path as a user would type it: relative where it lies below the current folder."""
     whole, here = path.absolute(), Path.cwd()
     return printable(str(whole.relative_to(here) if whole.is_relative_to(here) else whole))
+
+
+def shown_from_start(path: Path) -> str:
+    """The same for the folder that the process was started in, wherever its code has gone since."""
+    whole = path.absolute()
+    return printable(str(whole.relative_to(started_in()) if whole.is_relative_to(started_in()) else whole))
 
 
 def is_bundle(path: Path) -> bool:

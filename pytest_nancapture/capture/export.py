@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pytest_nancapture.bundle.environment import code_of, environment
+from pytest_nancapture.bundle.environment import code_of, distributions_of, environment
 from pytest_nancapture.bundle.manifest import (
     BatchRecord,
     Fault,
@@ -116,7 +116,7 @@ class Capture:
             batch=BatchRecord(window=tuple(_micro_batch(batch, rng) for batch in self.window.batches)),
             files={},
             code=code_of(self.run.module),
-            environment=environment(self.run.device, self.run.distributions),
+            environment=environment(self.run.device, (*self.run.distributions, *distributions_of(self.run.module))),
             optimizer=optimizer,
         )
         state = self._state(manifest)

@@ -14,7 +14,7 @@ import torch
 
 from pytest_nancapture.bundle import numerics
 from pytest_nancapture.bundle.manifest import Reproduced
-from pytest_nancapture.bundle.paths import shown
+from pytest_nancapture.bundle.paths import shown_from_start
 from pytest_nancapture.capture.guilty import Decision, Outcome
 from pytest_nancapture.capture.record import Recorder
 from pytest_nancapture.capture.rerun import Reruns, may_be_followed
@@ -80,7 +80,7 @@ def _capture(error: BaseException, window: Window, record: Recorder, reruns: Rer
             parameter.grad = None
         path = record.write(window, target, decision)
     if path is not None and hasattr(error, "add_note"):  # of Python 3.11 on
-        error.add_note(f"nancapture: the step that raised this is in the bundle {shown(path)}")
+        error.add_note(f"nancapture: the step that raised this is in the bundle {shown_from_start(path)}")
 
 
 def _say_what_it_takes(run: Run, error: BaseException, *, in_update: bool) -> None:

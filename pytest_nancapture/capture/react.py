@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pytest_nancapture.bundle.paths import shown
+from pytest_nancapture.bundle.paths import shown_from_start
 from pytest_nancapture.bundle.text import some
 from pytest_nancapture.errors import NonFiniteError
 from pytest_nancapture.step.run import Run
@@ -95,7 +95,7 @@ class Reaction:
         if self._run.rank == 0 and not is_mine:
             log.warning("%snancapture: step %d: not finite on rank %s", self._run.line_start, captured.step, blamed)
         if self._on_capture == "raise":
-            where = f"bundle {shown(captured.path)}" if captured.path else "no bundle was written"
+            where = f"bundle {shown_from_start(captured.path)}" if captured.path else "no bundle was written"
             self._raised = NonFiniteError(
                 f"step {captured.step}: {captured.summary or 'not finite'}; "
                 f"{where if is_mine else f'the fault is that of rank {blamed}, and so is the bundle'}; "

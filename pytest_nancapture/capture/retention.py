@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from typing import Any
 from pytest_nancapture.bundle.bundle import Bundle, hash_file
 from pytest_nancapture.bundle.folder import share_file, write_text
 from pytest_nancapture.bundle.manifest import MANIFEST_NAME, WEIGHTS, Fault, Reproduced
-from pytest_nancapture.bundle.paths import shown
+from pytest_nancapture.bundle.paths import shown_from_start, started_in
 from pytest_nancapture.bundle.text import human_size
+from pytest_nancapture.bundle.values.references import code_root, folders_from
 from pytest_nancapture.capture.export import Capture
 from pytest_nancapture.capture.proof.prove import Proof, prove
 from pytest_nancapture.errors import NancaptureError
@@ -56,7 +58,7 @@ class Retention:
         before = self._written.get(signature)
         if before is not None and (before / MANIFEST_NAME).exists():
             seen = _count(before)
-            log.warning("nancapture: the same fault as in %s, seen %d times", shown(before), seen)
+            log.warning("nancapture: the same fault as in %s, seen %d times", shown_from_start(before), seen)
             return before
         if self._limit == 0:
             log.warning("nancapture: no bundle: max_bundles=0")
@@ -68,7 +70,9 @@ class Retention:
         while len(self._written) > self._limit:
             oldest = self._written.pop(next(iter(self._written)))
             shutil.rmtree(oldest, ignore_errors=True)
-            log.warning("nancapture: removed %s: max_bundles=%d keeps the newest", shown(oldest), self._limit)
+            log.warning(
+                "nancapture: removed %s: max_bundles=%d keeps the newest", shown_from_start(oldest), self._limit
+            )
         return path
 
     def _proof(self, path: Path, capture: Capture, proofs: int, seconds: float | None) -> Proof:
@@ -95,7 +99,9 @@ class Retention:
         again = proof.reproduced
         where = " in this process" if again.how == "here" else ""
         confirmed = f", reproduced {again.runs} of {again.of}{where}" if again.of else ""
-        log.warning("nancapture: bundle   %s   %s%s", shown(path), human_size(Bundle.open(path).size), confirmed)
+        log.warning(
+            "nancapture: bundle   %s   %s%s", shown_from_start(path), human_size(Bundle.open(path).size), confirmed
+        )
         if again.of and not again.runs and came_back is False:
             log.warning(
                 "nancapture: transient: the fault did not come back when the step was rerun; it may hang on "
@@ -104,7 +110,14 @@ class Retention:
             )
         elif proof.words:
             log.warning("nancapture: unproven %s", proof.words)
-        log.warning("nancapture: replay   pytest --nan-bundles=%s", shown(self._dirpath))
+        log.warning("nancapture: replay   %s", _command(self._dirpath, code_root(type(self._run.module).__module__)))
+
+
+def _command(dirpath: Path, code: Path | None) -> str:
+    """That replays all bundles, to be pasted where the run was started."""
+    if code is None or code in folders_from(started_in()) or code in folders_from(dirpath):
+        return f"pytest --nan-bundles={shown_from_start(dirpath)}"
+    return f"cd {shlex.quote(str(code))} && pytest --nan-bundles={shlex.quote(str(dirpath))}"
 
 
 def _signature(fault: Fault) -> Any:

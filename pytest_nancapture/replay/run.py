@@ -119,7 +119,7 @@ class Replay:
         except MismatchError as error:
             return self._without_verdict("mismatch", str(error), notes)
         except RebuildError as error:
-            return self._without_verdict("error", str(error), notes)
+            return self._without_verdict("error", str(error), notes, error.detail)
         except Exception as error:  # whatever the user's code raises is the verdict, not our failure
             return self._judge_error(error, given if trace else None, notes)
         finding = self.finding = engine.finding

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 import types
 from collections.abc import Callable, Collection, Mapping
@@ -58,13 +59,46 @@ def build_module(
     try:
         module = _made(build, arguments, record.instantiator)
     except Exception as error:  # the user's constructor may raise anything; it is told, with its cause
-        lacking = f"; {'; '.join(record.unwritten)}" if record.unwritten else f"; {_HELP}"
+        what = f"{record.factory or record.target}({', '.join(arguments)}) failed with {type(error).__name__}: {error}"
+        if record.factory is not None:
+            raise RebuildError(f"{what}; {_HELP}") from error
         raise RebuildError(
-            f"{record.factory or record.target}({', '.join(arguments)}) failed with {type(error).__name__}: {error}"
-            f"{lacking}"
+            f"{what}; the hook pytest_nancapture_module in a conftest.py rescues this bundle: its test prints one",
+            detail=_rescue(record, build, arguments),
         ) from error
     check_class(type(module), record.factory or record.target)
     return module
+
+
+def _rescue(record: ModuleRecord, build: Any, arguments: Mapping[str, Any]) -> str:
+    """The hook that builds what the bundle cannot, to be pasted; then what helps the next run."""
+    module, _, name = record.target.partition(":")
+    if module == "__main__":
+        module = record.file.removesuffix(".py").replace("/", ".") if record.file else "your_script"
+    wanted = [parameter for parameter in inspect.signature(build).parameters.values() if _is_wanted(parameter)]
+    lines = [
+        f"from {module} import {name.partition('.')[0]}",
+        "",
+        "",
+        "def pytest_nancapture_module(bundle):",
+        f"    if bundle.manifest.module.target == {record.target!r}:",
+        f"        return {name}(",
+        *(f"            {_as_given(parameter.name, record, arguments)}" for parameter in wanted),
+        "        )",
+    ]
+    for_the_next = [f"for the next run: {problem}" for problem in record.unwritten]
+    return "\n".join([*lines, "", *for_the_next]).rstrip()
+
+
+def _is_wanted(parameter: inspect.Parameter) -> bool:
+    return parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+
+
+def _as_given(name: str, record: ModuleRecord, arguments: Mapping[str, Any]) -> str:
+    """One argument of a call; what is not known is to be filled in."""
+    if isinstance(record.arguments.get(name), (bool, int, float, str)):
+        return f"{name}={arguments[name]!r},"
+    return f"{name}=...,  # as the run had it"
 
 
 def _made(build: Any, arguments: Mapping[str, Any], instantiator: str | None) -> Any:

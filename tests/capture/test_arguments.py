@@ -196,7 +196,7 @@ def test_a_missing_argument_is_named_in_the_replay_too(tmp_path):
     bundle = capture_one(Forgets(3), batches(), tmp_path)
     result, _ = replayed(bundle)
     assert result.verdict == "error"
-    assert "argument 'width' of Forgets is not among its hparams" in result.reason
+    assert "argument 'width' of Forgets is not among its hparams" in result.detail
 
 
 def test_a_local_class_is_reported_before_training(tmp_path, caplog):

@@ -14,6 +14,7 @@ from torch import nn
 from training import Net, NormNet, batches, bundles_in, differing, fit, state_of
 
 from pytest_nancapture import NaNCapture, NonFiniteError
+from pytest_nancapture.bundle import paths
 from pytest_nancapture.errors import CaptureError
 
 EVERY = ["raise", "stop", "skip"]
@@ -42,6 +43,7 @@ def run(module: pl.LightningModule, folder: Any, on_capture: str, data: Any = No
 def test_raise_ends_the_run_with_a_typed_error(tmp_path, monkeypatch):
     """It says what, where, and that the weights are good; the step and the bundle are attributes."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(paths, "_STARTED_IN", tmp_path)
     with pytest.raises(NonFiniteError) as caught:
         fit(Net(), batches(), NaNCapture("bundles"))
     bundle = Path("bundles") / "step-000004-rank-0"
@@ -231,6 +233,7 @@ LAST = {
 def test_the_log_tells_the_story(on_capture, tmp_path, monkeypatch, caplog):
     """What, where the bundle is, how to replay it, and what the run does now."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(paths, "_STARTED_IN", tmp_path)
     module = Net()
     module.save_hyperparameters()
     run(module, "nan-bundles", on_capture)

@@ -15,6 +15,7 @@ from torch import nn
 from training import Net, batches, bundles_in, fit
 
 from pytest_nancapture import NaNCapture, NonFiniteError, find_bundles
+from pytest_nancapture.bundle import paths
 from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.capture import export
 
@@ -45,6 +46,7 @@ def lines(caplog: Any) -> list[str]:
 def test_duplicates_of_a_fault_are_counted_and_not_stored_again(tmp_path, caplog, monkeypatch):
     """In the bundle of the first, which stays whole."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(paths, "_STARTED_IN", tmp_path)
     fit(ManyFaults(), faults(0, -1, 0, 1, 0), NaNCapture("b", on_capture="skip"))
     assert bundles_in("b") == ["step-000000-rank-0", "step-000003-rank-0"]
     first, second = (Bundle.open(path) for path in find_bundles("b"))
@@ -60,6 +62,7 @@ def test_duplicates_of_a_fault_are_counted_and_not_stored_again(tmp_path, caplog
 def test_the_newest_distinct_faults_are_kept(tmp_path, caplog, monkeypatch):
     """The oldest makes room, and the log says so."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(paths, "_STARTED_IN", tmp_path)
     fit(ManyFaults(), faults(0, 1, 0, 2, 3), NaNCapture("b", on_capture="skip", max_bundles=2))
     assert bundles_in("b") == ["step-000003-rank-0", "step-000004-rank-0"]
     assert [line for line in lines(caplog) if "removed" in line] == [

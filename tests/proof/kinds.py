@@ -362,7 +362,7 @@ _LINEAR = (
 )
 _MODULES = {
     "attribute of a parameter": Kind(
-        anew="number = {n}; {o}.weight = nn.Parameter(torch.ones(1)); {o}.weight.level = number",
+        anew='{o}.weight = getattr({o}, "weight", nn.Parameter(torch.ones(1))); {o}.weight.level = {n}',
         get="{o}.weight.level",
         put="{o}.weight.level = {n}",
     ),

@@ -261,7 +261,7 @@ def test_without_the_factory(tmp_path: Path) -> None:
     """What was said when training began is said again."""
     result = replay(models.capture(models.Required(4), tmp_path))
     assert result.verdict == "error"
-    assert "argument 'width' of Required is not among its hparams; call self.save_hyperparameters()" in result.reason
+    assert "argument 'width' of Required is not among its hparams; call self.save_hyperparameters()" in result.detail
 
 
 def test_arguments_of_many_kinds(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import sys
 import types
 from collections.abc import Callable, Iterable
@@ -13,6 +14,9 @@ from types import ModuleType
 from typing import Any
 
 from pytest_nancapture.errors import RebuildError
+
+CODE_FOLDERS = "NANCAPTURE_CODE"
+"""A variable of the environment: further folders to look for code in, as in ``PATH``."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,12 @@ def refer(obj: Any) -> Reference:
 def repository_root(path: Path) -> Path | None:
     """The nearest folder at or above `path` that holds ``.git``."""
     return next((folder for folder in (path, *path.parents) if (folder / ".git").exists()), None)
+
+
+def folders_from(start: Path) -> list[Path]:
+    """Where code is looked for from a folder: there and upward to the top of its repository, or else two folders up."""
+    top, upward = repository_root(start), [start, *start.parents]
+    return upward[: upward.index(top) + 1] if top is not None else upward[:3]
 
 
 @dataclass
@@ -166,11 +176,33 @@ def _source_file(module: str) -> str | None:
     source = getattr(sys.modules.get(module), "__file__", None)
     if not source or module.partition(".")[0] in sys.stdlib_module_names:
         return None
-    path = Path(source).absolute()
+    path = _plain(source)
     if "site-packages" in path.parts or path.suffix != ".py":
         return None
+    return path.relative_to(_root(path, module)).as_posix()
+
+
+def _plain(source: str) -> Path:
+    """Absolute, without the ``..`` of a script that was run as ``../code/train.py``."""
+    return Path(os.path.normpath(Path(source).absolute()))
+
+
+def code_root(module: str) -> Path | None:
+    """The folder that a script's own code is told relative to; None for what is imported from elsewhere."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    source = getattr(sys.modules.get(module), "__file__", None)
+    if not script or not source or _source_file(module) is None:
+        return None
+    is_beside = _plain(source).is_relative_to(_plain(script).parent)
+    return _root(_plain(source), module) if is_beside else None
+
+
+def _root(path: Path, module: str) -> Path:
+    """Of its repository; else the working directory, or where that is elsewhere the folder that it is imported from."""
     root = _root_of_code(path.parent) or Path.cwd()
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else None
+    if path.is_relative_to(root):
+        return root
+    return path.parent if module == "__main__" else path.parents[module.count(".") + (path.name == "__init__.py")]
 
 
 @functools.lru_cache(1024)

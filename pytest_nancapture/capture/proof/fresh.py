@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytest_nancapture.bundle.paths import started_in
+from pytest_nancapture.bundle.values.references import CODE_FOLDERS
+
 _LAST_WORDS = 12
 """Lines of a dead replay's stderr that are told."""
 _OF_LAUNCHERS = ("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "LSB_", "PL_", "PYTEST_")
@@ -19,10 +22,6 @@ _OF_RANKS = {
     *("ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
 }
 """Of the environment: with these a replay would take itself for one rank of the run that started it."""
-
-
-_HERE = str(Path.cwd())
-"""When this package was imported, before a script's own code might go elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +40,13 @@ class Answer:
 
 
 def replay_afresh(
-    bundle: Path, device: str, *, trace: bool = False, seconds: float | None = None, as_started: bool = False
+    bundle: Path,
+    device: str,
+    *,
+    trace: bool = False,
+    seconds: float | None = None,
+    as_started: bool = False,
+    code: Path | None = None,
 ) -> Answer:
     """Replay a bundle in a fresh process, with today's code.
 
@@ -52,6 +57,7 @@ def replay_afresh(
         seconds: how long it may take; None for as long as it wants.
         as_started: with the environment and the folder that this process began with, whatever a script has made of
             them since.
+        code: a folder to look for code in, besides those above the folder and the bundle.
 
     Raises:
         subprocess.TimeoutExpired: it took longer, and was ended.
@@ -64,8 +70,8 @@ def replay_afresh(
         text=True,
         errors="replace",
         check=False,
-        env=_environment(as_started=as_started),
-        cwd=_HERE if as_started and Path(_HERE).is_dir() else None,
+        env={**_environment(as_started=as_started), **({CODE_FOLDERS: str(code)} if code is not None else {})},
+        cwd=started_in() if as_started and started_in().is_dir() else None,
         timeout=seconds,
     )
     answer = _answer(done.stdout)

@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from pytest_nancapture.bundle import numerics, rng
 from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.bundle.manifest import Reproduced
-from pytest_nancapture.bundle.values.references import LiveResolver
+from pytest_nancapture.bundle.values.references import LiveResolver, code_root
 from pytest_nancapture.capture.proof.fresh import replay_afresh
 from pytest_nancapture.diagnose.raised import judge_raise
 from pytest_nancapture.diagnose.source import package_folder
@@ -61,7 +62,8 @@ def prove(run: Run, bundle: Bundle, *, times: int, seconds: float | None, opaque
         return Proof(reproduced=Reproduced(), words=_missing(bundle))
     if not times:
         return Proof(reproduced=Reproduced())
-    fresh = _prove_afresh(bundle, times) if _can_be_fresh(run, bundle, times, seconds) else None
+    code = code_root(type(run.module).__module__)
+    fresh = _prove_afresh(bundle, times, code) if _can_be_fresh(run, bundle, times, seconds) else None
     if fresh is not None and (fresh.reproduced.runs or fresh.is_final):
         return fresh
     here = _prove_here(run, bundle, times)
@@ -95,12 +97,12 @@ def _has_room(device: torch.device) -> bool:
     return free > torch.cuda.max_memory_allocated(device)
 
 
-def _prove_afresh(bundle: Bundle, times: int) -> Proof:
+def _prove_afresh(bundle: Bundle, times: int, code: Path | None) -> Proof:
     runs, done, end = 0, 0, time.monotonic() + _SECONDS
     for _ in range(times):
         try:
             left = max(end - time.monotonic(), 1.0)
-            answer = replay_afresh(bundle.path, bundle.manifest.device, seconds=left, as_started=True)
+            answer = replay_afresh(bundle.path, bundle.manifest.device, seconds=left, as_started=True, code=code)
         except subprocess.TimeoutExpired:
             log.debug("nancapture: a fresh replay took longer than %.0f s", _SECONDS)
             break

@@ -120,8 +120,12 @@ class Comparison:
             if parameter is not None and other is not None and parameter.dtype != other.dtype:
                 problem = f"of dtype {parameter.dtype}, but of {other.dtype} in a module built from the bundle"
                 yield Difference(path, (Step("attribute", name),), None, problem)
-        if any(len(getattr(live, hooks)) != len(getattr(built, hooks)) for hooks in _HOOKS):
+        if not all(self._same_hooks(list(getattr(live, n).values()), list(getattr(built, n).values())) for n in _HOOKS):
             self.opaque.append(f"the forward hooks of {path or 'the module'}")
+
+    def _same_hooks(self, live: list[Any], built: list[Any]) -> bool:
+        way = (Step("attribute", "hooks"),)
+        return len(live) == len(built) and all(self._same(a, b, way) for a, b in zip(live, built, strict=True))
 
     def _attributes(self, live: nn.Module, built: nn.Module) -> Iterator[tuple[Way, Any]]:
         mine = {k: v for k, v in vars(live).items() if k not in self.ignored and not _is_method(live, k)}

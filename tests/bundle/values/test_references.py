@@ -94,13 +94,13 @@ def test_refer_to_installed_code(found: Any, target: str) -> None:
 
 
 def test_refer_without_a_repository(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is then relative to where the training was started, if it lies below."""
+    """The file is then relative to where the training was started if it lies below, else to its package's folder."""
     (repository / ".git").rmdir()
     monkeypatch.chdir(repository)
     monkeypatch.syspath_prepend(repository)
     assert Reference("shop.models:Net", "shop/models.py") == refer(Resolver().resolve("shop.models:Net"))
     monkeypatch.chdir(repository / "shop")
-    assert Reference("shop_alone:Net") == refer(Resolver().resolve("shop_alone:Net"))
+    assert Reference("shop_alone:Net", "shop_alone.py") == refer(Resolver().resolve("shop_alone:Net"))
 
 
 def local() -> Any:
