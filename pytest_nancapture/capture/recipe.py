@@ -51,6 +51,7 @@ class Recipe:
         tensors: those among the arguments, by name.
         problems: what stands in the way of a rebuild, a sentence each.
         instantiator: see :class:`Arguments`.
+        of_data: arguments of the run's datamodule, if it has one.
     """
 
     target: Reference
@@ -59,10 +60,22 @@ class Recipe:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     instantiator: str | None = None
+    of_data: Arguments | None = None
 
 
-def recipe_of(module: nn.Module, factory: str | None, arguments: Arguments) -> Recipe:
+def recipe_of(
+    module: Any,
+    factory: str | None,
+    arguments: Arguments,
+    *,
+    prefix: str = "argument/",
+    fits: Callable[[Any], bool] = lambda _: True,
+) -> Recipe:
     """The recipe of `module`; what is missing is among its problems, so that it can be told before training.
+
+    Args:
+        prefix: begins the names of tensors.
+        fits: whether a value that nobody saved may be written.
 
     Raises:
         CaptureError: `factory` names nothing that can be called.
@@ -78,10 +91,10 @@ def recipe_of(module: nn.Module, factory: str | None, arguments: Arguments) -> R
     if factory is not None:
         recipe.problems.clear()
         return recipe
-    encoder = Encoder(prefix="argument/")
+    encoder = Encoder(prefix=prefix)
     unwritable: dict[str, str] = {}
     recipe.instantiator = arguments.instantiator
-    values = {**arguments.values, **_kept_under_their_names(module, arguments.values)}
+    values = {**arguments.values, **_kept_under_their_names(module, arguments.values, fits)}
     for name, value in values.items():
         try:
             recipe.arguments[name] = encoder.encode(
@@ -89,7 +102,7 @@ def recipe_of(module: nn.Module, factory: str | None, arguments: Arguments) -> R
             )
         except UnwritableValueError as error:
             unwritable[error.where] = error.problem
-    own = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    own = {id(part) for part in (*module.parameters(), *module.buffers())} if isinstance(module, nn.Module) else set()
     recipe.tensors = {
         name: _blank(tensor) if id(tensor) in own else tensor.detach().clone()
         for name, tensor in encoder.tensors.items()
@@ -105,7 +118,7 @@ def _blank(tensor: Tensor) -> Tensor:
     return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
 
 
-def _kept_under_their_names(module: nn.Module, known: Mapping[str, Any]) -> dict[str, Any]:
+def _kept_under_their_names(module: Any, known: Mapping[str, Any], fits: Callable[[Any], bool]) -> dict[str, Any]:
     """Arguments that nobody saved, where the module keeps something under the same name that can only be it.
 
     Of one that has a default only what is not equal to that. Whether it is right the comparison at the fault tells,
@@ -113,8 +126,8 @@ def _kept_under_their_names(module: nn.Module, known: Mapping[str, Any]) -> dict
     """
     found: dict[str, Any] = {}
     for name, parameter in constructor_parameters(type(module)).items():
-        held = {**module._modules, **vars(module)}.get(name, _ABSENT)
-        if name in known or held is _ABSENT:
+        held = {**getattr(module, "_modules", {}), **vars(module)}.get(name, _ABSENT)
+        if name in known or held is _ABSENT or not fits(held):
             continue
         is_default = parameter.default is not parameter.empty and _is_the_same(held, parameter.default)
         if not is_default and _can_be_written(held, name):
@@ -142,7 +155,7 @@ def _can_be_written(value: Any, name: str) -> bool:
 _ABSENT = object()
 
 
-def _problems(module: nn.Module, unwritable: Mapping[str, str], arguments: Arguments) -> Iterator[str]:
+def _problems(module: Any, unwritable: Mapping[str, str], arguments: Arguments) -> Iterator[str]:
     """What is wrong with the arguments, a sentence for all of a kind."""
     kind = type(module)
     left_out = {name: p for name, p in constructor_parameters(kind).items() if name not in arguments.values}
@@ -165,9 +178,9 @@ def _problems(module: nn.Module, unwritable: Mapping[str, str], arguments: Argum
         )
 
 
-def _is_another_module(module: nn.Module, name: str, default: Any) -> bool:
+def _is_another_module(module: Any, name: str, default: Any) -> bool:
     """Whether what the module keeps under an argument's name is a submodule of another class than the default."""
-    kept = module._modules.get(name)
+    kept = getattr(module, "_modules", {}).get(name)
     return kept is not None and type(kept) is not type(default)
 
 

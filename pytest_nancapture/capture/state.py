@@ -63,7 +63,7 @@ def find_state(
 
     Args:
         draft: the manifest without the state.
-        arguments: tensors of the constructor's arguments.
+        arguments: tensors of the constructors' arguments, and of what else is no state of the module's.
         ignored: names of attributes that are no state.
         folder: an empty one, for what user code writes.
 
@@ -90,7 +90,7 @@ def find_state(
             log.debug("nancapture: no module can be built to compare with: %s", error)
             return None
         try:
-            _bring_up(run, draft, built, lambda: compare(built), folder)
+            _bring_up(run, draft, built, arguments, lambda: compare(built), folder)
         except Exception as error:  # the user's hooks may need what only a run has
             log.debug("nancapture: compared before setup: it raised %s: %s", type(error).__name__, error)
         if not found:
@@ -100,15 +100,20 @@ def find_state(
 
 
 def _build(run: Run, draft: Manifest, arguments: dict[str, Tensor]) -> Any:
-    resolver = LiveResolver()
-    decoder = Decoder({name: tensor.detach().cpu().clone() for name, tensor in arguments.items()}, resolver)
-    built = build_module(draft.module, decoder, resolver, run.check_class)
+    decoder = _decoder(arguments)
+    built = build_module(draft.module, decoder, decoder.resolver, run.check_class)
     live = {**dict(parameters(run.module)), **dict(buffers(run.module))}
     materialize(built, live)
     return built
 
 
-def _bring_up(run: Run, draft: Manifest, built: Any, then: Callable[[], None], folder: str) -> None:
+def _decoder(tensors: dict[str, Tensor]) -> Decoder:
+    return Decoder({name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}, LiveResolver())
+
+
+def _bring_up(
+    run: Run, draft: Manifest, built: Any, values: dict[str, Tensor], then: Callable[[], None], folder: str
+) -> None:
     """Take it through its loop to the instant: hooks such as ``setup`` are code that a replay runs, too."""
 
     def restore() -> None:
@@ -131,6 +136,7 @@ def _bring_up(run: Run, draft: Manifest, built: Any, then: Callable[[], None], f
             engine=Engine(module=built, restore=restore),
             device=device,
             folder=folder,
+            decoder=lambda: _decoder(values),
         )
     )
 

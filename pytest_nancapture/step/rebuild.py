@@ -57,7 +57,7 @@ def build_module(
         check_class(build, f"target {record.target}")
         arguments = {name: decoder.decode(value) for name, value in record.arguments.items()}
     try:
-        module = _made(build, arguments, record.instantiator)
+        module = construct(build, arguments, record.instantiator)
     except Exception as error:  # the user's constructor may raise anything; it is told, with its cause
         what = f"{record.factory or record.target}({', '.join(arguments)}) failed with {type(error).__name__}: {error}"
         if record.factory is not None:
@@ -101,8 +101,8 @@ def _as_given(name: str, record: ModuleRecord, arguments: Mapping[str, Any]) -> 
     return f"{name}=...,  # as the run had it"
 
 
-def _made(build: Any, arguments: Mapping[str, Any], instantiator: str | None) -> Any:
-    """The module; where the arguments are configuration, as the function makes it that made it in training."""
+def construct(build: Any, arguments: Mapping[str, Any], instantiator: str | None) -> Any:
+    """The object; where the arguments are configuration, as the function makes it that made it in training."""
     if instantiator is None:
         return build(**arguments)
     if instantiator not in INSTANTIATORS:
