@@ -34,9 +34,9 @@ from pytest_nancapture.bundle.tensors.kinds import unwritable
 from pytest_nancapture.bundle.tensors.names import buffers, parameters, submodules, volatile_buffers
 from pytest_nancapture.bundle.values.encode import Encoder
 from pytest_nancapture.bundle.write import write_bundle
-from pytest_nancapture.capture.data import record_of
+from pytest_nancapture.capture.datamodule.record import record_of
 from pytest_nancapture.capture.recipe import Recipe
-from pytest_nancapture.capture.state import State, find_state
+from pytest_nancapture.capture.state import State, find_state, with_arguments
 from pytest_nancapture.errors import UnwritableValueError
 from pytest_nancapture.step.finding import Finding
 from pytest_nancapture.step.run import Run
@@ -126,6 +126,7 @@ class Capture:
         state = self._state(manifest, values)
         self.opaque = state.opaque
         added = tuple(sorted(state.added))
+        manifest = with_arguments(manifest, state.given)
         record = dataclasses.replace(manifest.module, state=state.records, missing=state.missing, added=added)
         manifest = dataclasses.replace(manifest, module=record)
         return write_bundle(
@@ -154,7 +155,8 @@ class Capture:
         missing: tuple[MissingRecord, ...] = ()
         try:
             with tempfile.TemporaryDirectory(prefix="nancapture-", ignore_cleanup_errors=True) as folder:
-                found = find_state(self.run, draft, {**self.recipe.tensors, **values}, self.ignored, folder)
+                tensors = {**self.recipe.tensors, **values}
+                found = find_state(self.run, draft, tensors, self.ignored, folder, self.recipe.optional)
         except Exception as error:  # of a class of the user's: the bundle is worth more than the comparison
             log.debug("nancapture: where the comparison was raised", exc_info=True)
             why = f"comparing it with one built from the bundle raised {type(error).__name__}: {error}"
@@ -162,6 +164,7 @@ class Capture:
         if found is not None:
             return found
         return State(
+            given=self.recipe.optional,
             missing=missing,
             records=tuple(
                 StateRecord(module=path, path=(["attribute", name],), value=Encoder().encode(value, name))

@@ -18,6 +18,8 @@ from pytest_nancapture.bundle.paths import shown_from_start
 from pytest_nancapture.capture.guilty import Decision, Outcome
 from pytest_nancapture.capture.record import Recorder
 from pytest_nancapture.capture.rerun import Reruns, may_be_followed
+from pytest_nancapture.diagnose.culprit import Culprit
+from pytest_nancapture.diagnose.given import given_fault
 from pytest_nancapture.diagnose.raised import raised
 from pytest_nancapture.errors import NancaptureError
 from pytest_nancapture.step.run import Run
@@ -73,7 +75,7 @@ def _capture(error: BaseException, window: Window, record: Recorder, reruns: Rer
             if outcome is None:
                 _say_why_unknown(run, error)
             return
-        decision = _decide(run, window, outcome)
+        decision = _decide(run, window, outcome, _given(window, record))
         decision = reruns.healed(window, optimizer, target, decision, began=time.monotonic() - outcome.seconds)
         window.restore(run.module)
         for parameter in run.module.parameters():
@@ -107,7 +109,16 @@ def _say_why_unknown(run: Run, error: BaseException) -> None:
         )
 
 
-def _decide(run: Run, window: Window, outcome: Outcome) -> Decision:
+def _given(window: Window, record: Recorder) -> Culprit | None:
+    """What was bad before the step."""
+    batch = {name: tensor for taken in window.batches for name, tensor in taken.tensors.items()}
+    return given_fault(record.bad_weights(window), batch)
+
+
+def _decide(run: Run, window: Window, outcome: Outcome, given: Culprit | None) -> Decision:
+    culprit = outcome.culprit
+    if given is not None and culprit == Culprit(phase=given.phase):
+        culprit = given  # explained by its values, of which the trace knows nothing
     last = len(window.batches) - 1
     return Decision(
         blamed=(run.rank,),
@@ -115,6 +126,6 @@ def _decide(run: Run, window: Window, outcome: Outcome) -> Decision:
         guilty=min(last if outcome.guilty is None else outcome.guilty, last),
         reproduced=Reproduced(runs=1, of=1),
         seconds=outcome.seconds,
-        culprit=outcome.culprit,
-        no_culprit="" if outcome.culprit is not None else "nothing that the rerun did leads to it",
+        culprit=culprit,
+        no_culprit="" if culprit is not None else "nothing that the rerun did leads to it",
     )

@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from pytest_nancapture.bundle.tensors.kinds import unwritable
 from pytest_nancapture.bundle.values.encode import Encoder
 from pytest_nancapture.bundle.values.references import Reference, refer
+from pytest_nancapture.capture.kept import kept_under, set_aside
 from pytest_nancapture.errors import CaptureError, UnwritableValueError
 
 
@@ -30,6 +31,7 @@ class Arguments:
         if_missing: what is wrong with one that is not among them, and what to do about it.
         instantiator: a function that is to be called with class and arguments, since those are configuration.
         configured: makes of such an argument what is to be written.
+        attributes: what the loop puts into modules, and what is no part of them.
     """
 
     values: Mapping[str, Any]
@@ -38,6 +40,7 @@ class Arguments:
     if_missing: str
     instantiator: str | None = None
     configured: Callable[[Any], Any] | None = None
+    attributes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -48,6 +51,8 @@ class Recipe:
         target: the module's class.
         factory: the function that builds it, if one was given.
         arguments: of the constructor, encoded.
+        optional: those among what the module keeps that have a default: to be given only where the code by itself
+            makes another one.
         tensors: those among the arguments, by name.
         problems: what stands in the way of a rebuild, a sentence each.
         instantiator: see :class:`Arguments`.
@@ -57,6 +62,7 @@ class Recipe:
     target: Reference
     factory: Reference | None = None
     arguments: dict[str, Any] = field(default_factory=dict)
+    optional: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     instantiator: str | None = None
@@ -94,20 +100,21 @@ def recipe_of(
     encoder = Encoder(prefix=prefix)
     unwritable: dict[str, str] = {}
     recipe.instantiator = arguments.instantiator
-    values = {**arguments.values, **_kept_under_their_names(module, arguments.values, fits)}
-    for name, value in values.items():
+    for name, value in arguments.values.items():
         try:
             recipe.arguments[name] = encoder.encode(
                 value if arguments.configured is None else arguments.configured(value), name
             )
         except UnwritableValueError as error:
             unwritable[error.where] = error.problem
+    _add_kept(recipe, module, encoder, arguments, fits)
     own = {id(part) for part in (*module.parameters(), *module.buffers())} if isinstance(module, nn.Module) else set()
     recipe.tensors = {
         name: _blank(tensor) if id(tensor) in own else tensor.detach().clone()
         for name, tensor in encoder.tensors.items()
     }
-    recipe.problems += _problems(module, unwritable, dataclasses.replace(arguments, values=values))
+    there = {**arguments.values, **recipe.arguments, **recipe.optional}
+    recipe.problems += _problems(module, unwritable, dataclasses.replace(arguments, values=there))
     return recipe
 
 
@@ -118,41 +125,36 @@ def _blank(tensor: Tensor) -> Tensor:
     return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
 
 
-def _kept_under_their_names(module: Any, known: Mapping[str, Any], fits: Callable[[Any], bool]) -> dict[str, Any]:
-    """Arguments that nobody saved, where the module keeps something under the same name that can only be it.
+def _add_kept(recipe: Recipe, module: Any, encoder: Encoder, arguments: Arguments, fits: Callable[[Any], bool]) -> None:
+    """Arguments that nobody saved, where the module keeps them in itself.
 
-    Of one that has a default only what is not equal to that. Whether it is right the comparison at the fault tells,
-    and the proof.
+    Whether they are right the comparison at the fault tells, and the proof.
     """
-    found: dict[str, Any] = {}
-    for name, parameter in constructor_parameters(type(module)).items():
-        held = {**getattr(module, "_modules", {}), **vars(module)}.get(name, _ABSENT)
-        if name in known or held is _ABSENT or not fits(held):
+    left_out = {name: p for name, p in constructor_parameters(type(module)).items() if name not in arguments.values}
+    for name, value in kept_under(module, left_out).items():
+        default = left_out[name].default
+        if not fits(value) or (default is not inspect.Parameter.empty and _is_the_same(value, default)):
             continue
-        is_default = parameter.default is not parameter.empty and _is_the_same(held, parameter.default)
-        if not is_default and _can_be_written(held, name):
-            found[name] = held
-    return found
+        written = _written(value, name, arguments.attributes)
+        if written is not None:
+            with set_aside(value, arguments.attributes):
+                node = encoder.encode(value, name)
+            (recipe.arguments if default is inspect.Parameter.empty else recipe.optional)[name] = node
 
 
-def _is_the_same(held: Any, default: Any) -> bool:
-    if isinstance(held, nn.Module) or type(held) is not type(default):
-        return isinstance(held, nn.Module) and type(held) is type(default)
+def _is_the_same(value: Any, default: Any) -> bool:
+    """Of plain values; what else there is may compare in ways of its own."""
+    is_plain = isinstance(value, (bool, int, float, str)) and type(value) is type(default)
+    return value is default or (is_plain and bool(value == default))
+
+
+def _written(value: Any, name: str, attributes: Collection[str]) -> Any:
+    """Its form on disk, alone; None where it has none."""
     try:
-        return bool(held == default)
+        with set_aside(value, attributes):
+            return Encoder().encode(value, name)
     except Exception:  # of a class of somebody's
-        return True
-
-
-def _can_be_written(value: Any, name: str) -> bool:
-    try:
-        Encoder().encode(value, name)
-    except Exception:  # of a class of somebody's
-        return False
-    return True
-
-
-_ABSENT = object()
+        return None
 
 
 def _problems(module: Any, unwritable: Mapping[str, str], arguments: Arguments) -> Iterator[str]:

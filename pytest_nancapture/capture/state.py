@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from pytest_nancapture.bundle.tensors.names import buffers, has_buffer, paramete
 from pytest_nancapture.bundle.values.decode import Decoder
 from pytest_nancapture.bundle.values.encode import Encoder
 from pytest_nancapture.bundle.values.references import LiveResolver
+from pytest_nancapture.capture.kept import kept_under
 from pytest_nancapture.errors import RebuildError, UnwritableValueError
 from pytest_nancapture.step.engine import Engine, Enough
 from pytest_nancapture.step.rebuild import build_module, materialize
@@ -44,6 +45,7 @@ class State:
         buffers: those that the code makes otherwise, among the ones that are usually left to it.
         added: buffers for which a built module has no place.
         opaque: places whose insides nobody can look into.
+        given: the optional arguments of the constructor that a bundle has to hold.
     """
 
     records: tuple[StateRecord, ...] = ()
@@ -52,10 +54,16 @@ class State:
     buffers: frozenset[str] = frozenset()
     added: frozenset[str] = frozenset()
     opaque: tuple[str, ...] = ()
+    given: Mapping[str, Any] = field(default_factory=dict)
 
 
 def find_state(
-    run: Run, draft: Manifest, arguments: dict[str, Tensor], ignored: Collection[str], folder: str
+    run: Run,
+    draft: Manifest,
+    arguments: dict[str, Tensor],
+    ignored: Collection[str],
+    folder: str,
+    optional: Mapping[str, Any],
 ) -> State | None:
     """Build a module from what the bundle will hold, with the run's own code, and compare the live one with it.
 
@@ -66,6 +74,7 @@ def find_state(
         arguments: tensors of the constructors' arguments, and of what else is no state of the module's.
         ignored: names of attributes that are no state.
         folder: an empty one, for what user code writes.
+        optional: arguments, encoded, that are only given where the code by itself makes another module.
 
     Returns:
         None where no module can be built.
@@ -85,10 +94,11 @@ def find_state(
 
     with rng.preserved(), numerics.preserved():
         try:
-            built = _build(run, draft, arguments)
+            given, built = _build_with(run, draft, arguments, optional)
         except RebuildError as error:
             log.debug("nancapture: no module can be built to compare with: %s", error)
             return None
+        draft = with_arguments(draft, given)
         try:
             _bring_up(run, draft, built, arguments, lambda: compare(built), folder)
         except Exception as error:  # the user's hooks may need what only a run has
@@ -96,7 +106,50 @@ def find_state(
         if not found:
             compare(_build(run, draft, arguments))
     state = _written(run, differences, volatile, found[0].opaque)
-    return dataclasses.replace(state, added=frozenset(added))
+    return dataclasses.replace(state, added=frozenset(added), given=given)
+
+
+def with_arguments(draft: Manifest, given: Mapping[str, Any]) -> Manifest:
+    """The manifest with more arguments of the constructor."""
+    arguments = {**draft.module.arguments, **given}
+    return dataclasses.replace(draft, module=dataclasses.replace(draft.module, arguments=arguments))
+
+
+def _build_with(
+    run: Run, draft: Manifest, arguments: dict[str, Tensor], optional: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], Any]:
+    """A module, and the optional arguments without which it would be another one.
+
+    Raises:
+        RebuildError: it cannot be built.
+    """
+    if not optional:
+        return {}, _build(run, draft, arguments)
+    try:
+        built = _build(run, draft, arguments)
+    except RebuildError:
+        return optional, _build(run, with_arguments(draft, optional), arguments)
+    given = {name: node for name, node in optional.items() if not _makes(built, name, node, arguments)}
+    return given, _build(run, with_arguments(draft, given), arguments) if given else built
+
+
+def _makes(built: nn.Module, name: str, node: Any, arguments: dict[str, Tensor]) -> bool:
+    """Whether the code by itself makes what an argument would be, the values of weights aside."""
+    encoder = Encoder(prefix="argument/")
+    held = kept_under(built, [name])
+    try:
+        made = encoder.encode(held[name], name) if held else None
+    except UnwritableValueError:
+        return False
+    own = {id(tensor) for tensor in (*built.parameters(), *built.buffers())}
+    return made == node and all(
+        name in arguments and _is_alike(tensor, arguments[name], is_own=id(tensor) in own)
+        for name, tensor in encoder.tensors.items()
+    )
+
+
+def _is_alike(made: Tensor, given: Tensor, *, is_own: bool) -> bool:
+    return (made.shape, made.dtype) == (given.shape, given.dtype) if is_own else same_tensor(made, given)
 
 
 def _build(run: Run, draft: Manifest, arguments: dict[str, Tensor]) -> Any:
@@ -164,6 +217,9 @@ def _written(run: Run, differences: list[Difference], volatile: set[str], opaque
             path = tuple([step.kind, _name(encoder, step, where)] for step in difference.way)
             value = encoder.encode(difference.value, where)
         except UnwritableValueError as error:
+            if isinstance(difference.value, type) and "<locals>" in difference.value.__qualname__:
+                opaque.append(where)  # code that runs makes such a class when it is first needed
+                continue
             why = error.problem if error.where == where else f"{error.where}: {error.problem}"
             missing.append(MissingRecord(where=where, why=f"{why}; {error.remedy}"))
         except Exception as error:  # of a class of the user's

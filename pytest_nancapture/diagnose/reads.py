@@ -6,6 +6,7 @@ Code that raises over NaN has read it, be it a value (``loss.item()``, ``.numpy(
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,6 +21,9 @@ from torch import Tensor
 _BY_OTHERS = ("numpy", "tolist", "__array__", "__dlpack__")
 """Methods by which others than torch come to read a tensor; no operation of torch's tells of them."""
 
+_ENGINE = torch.autograd.graph.__file__
+_NO_GRAPH = "does not require grad"
+
 O = TypeVar("O")  # noqa: E741, an origin
 
 
@@ -31,11 +35,13 @@ class Suspect(Generic[O]):
         origin: where it came from.
         nan: whether NaN was among it; else only Inf.
         is_value: whether it is bad itself; else it was computed of what is, as a comparison.
+        is_learned: whether weights took part in it, so that it is no mark for what is missing in the data.
     """
 
     origin: O
     nan: bool
     is_value: bool
+    is_learned: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +58,7 @@ class Reads(Generic[O]):
         self._hints: dict[int, Suspect[O]] = {}
         self._count = 0
         self._last: _Read[O] | None = None
-        self._values: list[_Read[O]] = []
+        self._all: list[_Read[O]] = []
         self._refused: tuple[BaseException, Sequence[Suspect[O]]] | None = None
 
     def hint(self, memory: int) -> Suspect[O] | None:
@@ -71,15 +77,16 @@ class Reads(Generic[O]):
         for tensor, memory, is_bad in outputs:
             is_number = tensor.dtype.is_floating_point or tensor.dtype.is_complex
             if suspects and not (is_bad or (is_number and is_healed)):
-                self._hints[memory] = Suspect(suspects[0].origin, suspects[0].nan, is_value=False)
+                first = next((suspect for suspect in suspects if suspect.is_learned), suspects[0])
+                self._hints[memory] = dataclasses.replace(first, is_value=False)
             else:
                 self._hints.pop(memory, None)
 
     def read(self, suspects: Sequence[Suspect[O]]) -> None:
         """The host reads something: a number, whether all is well ..."""
         self._last = _Read(suspects[0], self._count, _codes(sys._getframe(1))) if suspects else None
-        if self._last is not None and self._last.suspect.is_value:
-            self._values.append(self._last)
+        if self._last is not None:
+            self._all.append(self._last)
 
     def refused(self, error: BaseException, suspects: Sequence[Suspect[O]]) -> None:
         """An operation raised, given these."""
@@ -96,11 +103,14 @@ class Reads(Generic[O]):
         if self._refused is not None and self._refused[0] in chain and self._refused[1]:
             return list(self._refused[1])
         last = self._last
-        if last is not None and (last.count == self._count or is_born(last.suspect.origin)):
+        if last is not None and (last.count == self._count or last.suspect.is_learned or is_born(last.suspect.origin)):
             return [last.suspect]
         raising = _raising(error.__traceback__)
-        known = [read.suspect for read in self._values if raising in read.codes and is_born(read.suspect.origin)]
-        return known[-1:]
+        if raising is not None and raising.co_filename == _ENGINE and _NO_GRAPH in str(error):
+            # The code has put a constant in the place of a loss that it has seen to be bad.
+            return [read.suspect for read in self._all if read.suspect.is_learned][-1:]
+        values = [read for read in self._all if read.suspect.is_value and raising in read.codes]
+        return [read.suspect for read in values if is_born(read.suspect.origin)][-1:]
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

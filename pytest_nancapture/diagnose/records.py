@@ -33,6 +33,7 @@ class Record:
         forward: in a backward pass, the forward operation whose gradient this is.
         is_early: it made the batch that the step was given.
         in_update: whether it was an optimizer's own, and none of the step's.
+        is_learned: whether weights took part in it.
         is_literal: whether NaN or Inf stood in the code, as a mark that is put into a tensor.
     """
 
@@ -48,6 +49,7 @@ class Record:
     forward: Forward | None = None
     is_early: bool = False
     in_update: bool = False
+    is_learned: bool = False
     is_literal: bool = False
 
 

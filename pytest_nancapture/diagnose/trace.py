@@ -247,6 +247,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             forward=forward,
             is_early=self.is_early,
             in_update=self.in_update,
+            is_learned=any(look.tensor.requires_grad for look in inputs)
+            or any(isinstance(link.origin, Record) and link.origin.is_learned for link in links),
             is_literal=not links and has_bad_number(values),
         )
 
@@ -266,7 +268,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found = []
         for look, origin in zip(inputs, origins, strict=True):
             if origin is not None:
-                found.append(Suspect(origin, look.nan, is_value=True))
+                is_learned = look.tensor.requires_grad or (isinstance(origin, Record) and origin.is_learned)
+                found.append(Suspect(origin, look.nan, is_value=True, is_learned=is_learned))
             elif (hint := self.reads.hint(_memory(look.tensor))) is not None:
                 found.append(hint)
         return found

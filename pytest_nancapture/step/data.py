@@ -11,7 +11,8 @@ from typing import Any
 from pytest_nancapture.bundle.manifest import BuiltRecord
 from pytest_nancapture.bundle.values.decode import Decoder
 from pytest_nancapture.errors import RebuildError
-from pytest_nancapture.step.rebuild import construct, way_of
+from pytest_nancapture.step.configuration import instantiate
+from pytest_nancapture.step.rebuild import way_of
 from pytest_nancapture.step.state.places import put
 
 _HELP = (
@@ -23,7 +24,6 @@ _HELP = (
 class NotBuilt:
     """Stands where there was one that cannot be built: whatever is read of it raises."""
 
-    prepare_data_per_node = False
     allow_zero_length_dataloader_with_multiple_devices = False
 
     def __init__(self, why: str, lacked: list[str]) -> None:
@@ -34,10 +34,6 @@ class NotBuilt:
         if name.startswith("__") or name in ("_why", "_lacked"):
             raise AttributeError(name)
         raise _error(f"the code reads {name} of the datamodule, which cannot be built: {self._why}", self._lacked)
-
-    def prepare_data(self) -> None: ...
-
-    def setup(self, stage: str) -> None: ...
 
     def teardown(self, stage: str) -> None: ...
 
@@ -108,7 +104,9 @@ def make_data(record: BuiltRecord, decoder: Decoder, check_class: Callable[[type
     if record.unwritten:
         return object.__new__(kind)
     arguments = {name: decoder.decode(value) for name, value in record.arguments.items()}
-    return construct(kind, arguments, record.instantiator)
+    if record.instantiator is None:
+        return kind(**arguments)
+    return instantiate(kind, arguments, record.instantiator, decoder.resolver)
 
 
 def put_data(data: Any, record: BuiltRecord, decoder: Decoder) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import sys
 import types
@@ -25,9 +24,9 @@ from pytest_nancapture.bundle.tensors.names import (
 )
 from pytest_nancapture.bundle.text import some
 from pytest_nancapture.bundle.values.decode import Decoder
-from pytest_nancapture.bundle.values.objects import INSTANTIATORS
 from pytest_nancapture.bundle.values.references import Resolver
 from pytest_nancapture.errors import MismatchError, RebuildError
+from pytest_nancapture.step.configuration import instantiate
 from pytest_nancapture.step.state.places import Step, Way, put
 
 _HELP = (
@@ -57,7 +56,10 @@ def build_module(
         check_class(build, f"target {record.target}")
         arguments = {name: decoder.decode(value) for name, value in record.arguments.items()}
     try:
-        module = construct(build, arguments, record.instantiator)
+        if record.instantiator is None or record.factory is not None:
+            module = build(**arguments)
+        else:
+            module = instantiate(build, arguments, record.instantiator, resolver)
     except Exception as error:  # the user's constructor may raise anything; it is told, with its cause
         what = f"{record.factory or record.target}({', '.join(arguments)}) failed with {type(error).__name__}: {error}"
         if record.factory is not None:
@@ -99,28 +101,6 @@ def _as_given(name: str, record: ModuleRecord, arguments: Mapping[str, Any]) -> 
     if isinstance(record.arguments.get(name), (bool, int, float, str)):
         return f"{name}={arguments[name]!r},"
     return f"{name}=...,  # as the run had it"
-
-
-def construct(build: Any, arguments: Mapping[str, Any], instantiator: str | None) -> Any:
-    """The object; where the arguments are configuration, as the function makes it that made it in training."""
-    if instantiator is None:
-        return build(**arguments)
-    if instantiator not in INSTANTIATORS:
-        raise RebuildError(f"expected an instantiator of {', '.join(sorted(INSTANTIATORS))}, came {instantiator!r:.80}")
-    home, _, name = instantiator.rpartition(".")
-    return getattr(importlib.import_module(home), name)(build, _by_path(arguments))
-
-
-def _by_path(value: Any) -> Any:
-    """A configuration whose classes are named by their paths, in today's process; a path that is text names none."""
-    if isinstance(value, dict):
-        made = {}
-        for key, item in value.items():
-            if key == "class_path" and not isinstance(item, type | types.FunctionType):
-                raise RebuildError(f"class_path: expected a class that a bundle may name, came {item!r:.80}")
-            made[key] = f"{item.__module__}.{item.__qualname__}" if key == "class_path" else _by_path(item)
-        return made
-    return [_by_path(item) for item in value] if isinstance(value, list) else value
 
 
 def _check_factory(name: str, factory: Any) -> None:

@@ -179,7 +179,7 @@ def test_the_hook_gives_one(tmp_path: Any) -> None:
     data.setup("fit")
     hooks = ReplayHooks(trainer_kwargs=lambda _: {"datamodule": data})
     assert replay(bundle, hooks=hooks).verdict == "nonfinite"
-    assert "setup" not in vars(data)
+    assert "teardown" not in vars(data)
 
 
 class Demanding(Data):

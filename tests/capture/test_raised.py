@@ -74,6 +74,11 @@ class Raising(Net):
         """As forecasting libraries do; then there is nothing to backpropagate."""
         return torch.tensor(1e9) if value.isnan().any() else value.mean()
 
+    def when_the_loss_is_replaced_and_more_is_read(self, value: Tensor, x: Tensor) -> Tensor:
+        loss = torch.tensor(1e9) if value.isnan().any() else value.mean()
+        assert x.abs().sum().item() > 0
+        return loss
+
     def when_the_hook_refuses(self, value: Tensor, x: Tensor) -> Tensor:
         return value.mean()
 
@@ -105,6 +110,7 @@ HOWS = {
     "an index is made of it": IndexError,
     "the error is another ones cause": RuntimeError,
     "the loss is replaced": RuntimeError,
+    "the loss is replaced and more is read": RuntimeError,
     "the hook refuses": ArithmeticError,
     "second backward by hand": ArithmeticError,
 }
@@ -194,6 +200,27 @@ def test_a_window_of_several_micro_batches(tmp_path):
     bundle = Bundle.open(path)
     assert ([b.batch_idx for b in bundle.manifest.batch.window], bundle.fault.batch_idx) == ([3, 4], 4)
     assert replay(path).verdict == "nonfinite"
+
+
+class Given(Net):
+    """Raises over what came with the batch, once it has told of it."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, good = batch
+        loss = (self.layer(x) * good).pow(2).mean()
+        if torch.isnan(loss.detach()):
+            raise ValueError(f"loss is NaN, of {torch.isnan(good).sum() + x.isnan().sum()} values")
+        return loss
+
+
+def test_a_value_that_was_given_to_the_step_is_named(tmp_path):
+    """Though operations follow between the look at the loss and the exception."""
+    data = [(x, torch.tensor(math.nan) if i == 4 else good) for i, (x, good) in enumerate(batches(bad=[]))]
+    error = ended_by(Given(), tmp_path, data=data)
+    (path,) = find_bundles(tmp_path)
+    culprit = Bundle.open(path).fault.culprit or {}
+    assert (str(error), culprit["phase"]) == ("loss is NaN, of 1 values", "input")
+    assert culprit["explanation"].startswith("batch[1] holds 1 NaN among 1 values")
 
 
 class Unrelated(Net):

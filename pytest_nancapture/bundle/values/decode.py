@@ -46,6 +46,7 @@ class Decoder:
         self._tensors = tensors
         self.resolver = resolver
         self._objects: list[Any] = []
+        self._parameters: dict[str, torch.nn.Parameter] = {}
         self.owner: torch.nn.Module | None = None
         """The module whose own parts a tree may name."""
 
@@ -82,8 +83,9 @@ class Decoder:
             kind = self._kind(node["subclass"], Tensor)
             value = value.as_subclass(kind)
             vars(value).update((name, self.decode(item)) for name, item in node["state"])
-        if node.get("parameter"):
-            return torch.nn.Parameter(value, requires_grad=bool(node.get("requires_grad")))
+        if node.get("parameter"):  # one for each name, so that layers that share a weight do so again
+            made = torch.nn.Parameter(value, requires_grad=bool(node.get("requires_grad")))
+            return self._parameters.setdefault(node["tensor"], made)
         return value.requires_grad_() if node.get("requires_grad") else value
 
     def _numpy(self, node: dict[str, Any]) -> Any:

@@ -13,6 +13,7 @@ from pytest_nancapture.capture.recipe import Arguments, constructor_parameters
 _FACTORY = "give NaNCapture(factory='package.module:function') a function that builds the module"
 _INSTANTIATOR = "_instantiator"
 _LIGHTNING = frozenset({"lightning", "pytorch_lightning", "lightning_fabric"})
+_ATTRIBUTES = ("_trainer", "_fabric")
 _SERVANTS = frozenset({"Callback", "Trainer", "Logger", "Profiler"})
 
 
@@ -27,6 +28,7 @@ def saved_arguments(module: Any) -> Arguments:
         values={name: _without_servants(value) for name, value in values.items()},
         instantiator=instantiator if instantiator in INSTANTIATORS else None,
         configured=_with_classes if instantiator in INSTANTIATORS else None,
+        attributes=_ATTRIBUTES,
         door="NaNCapture",
         if_unwritable=(
             f"{_FACTORY}, or leave it out with self.save_hyperparameters(ignore=[...]) if the constructor has a default"
@@ -71,7 +73,12 @@ def _without_servants(value: Any) -> Any:
 
 
 def _with_classes(value: Any) -> Any:
-    """A configuration whose ``class_path`` are the classes themselves, so that they are written by reference."""
+    """A configuration whose ``class_path`` are the classes themselves, so that they are written by reference.
+
+    So is whatever else it names of the script, which has another name in a replay.
+    """
+    if isinstance(value, str) and value.startswith("__main__."):
+        return _named(value)
     if isinstance(value, Mapping):
         return {
             key: _named(item) if key == "class_path" and isinstance(item, str) else _with_classes(item)

@@ -22,7 +22,7 @@ from pytest_nancapture.loops.lightning.trainer import (
     framework_of,
     set_counters,
 )
-from pytest_nancapture.loops.lightning.wrappers import Wraps, last_hook
+from pytest_nancapture.loops.lightning.wrappers import Wraps, is_inherited, last_hook
 from pytest_nancapture.step.data import build_data, put_data
 from pytest_nancapture.step.engine import Enough
 from pytest_nancapture.step.scene import Scene
@@ -38,7 +38,7 @@ _STAND_INS: dict[str, Callable[..., Any]] = {
 A step that calls them itself gets the module's own.
 """
 
-_HOOKS_OF_DATA = ("prepare_data", "setup", "teardown", "on_exception")
+_HOOKS_OF_DATA = ("teardown", "on_exception")
 
 
 def play(scene: Scene) -> None:
@@ -60,9 +60,8 @@ def play(scene: Scene) -> None:
     for name, stand_in in _STAND_INS.items():
         player.wraps.put(scene.module, name, partial(player.stand_in, stand_in))
     player.wraps.put(scene.module, "on_after_batch_transfer", player.on_after_batch_transfer)
-    player.give_data(trainer)
     try:
-        with _current_device(scene.device), suppress(Enough):
+        with _current_device(scene.device), _an_optimizer(scene), suppress(Enough):
             trainer.fit(scene.fitted, train_dataloaders=player.loader)
     finally:
         player.wraps.take_off()
@@ -113,7 +112,7 @@ class Player:
         return original(batch, *rest)
 
     def give_data(self, trainer: Any) -> None:
-        """Have the user's code read the datamodule, which fetches nothing, and gives no batch."""
+        """Have the user's code read the datamodule, from its ``setup`` on; it fetches nothing, and gives no batch."""
         record, given = self._manifest.datamodule, self._scene.overrides.get("datamodule")
         if given is None and record is not None:
             given = self._data = build_data(record, self._scene.decoder(), check_data_class, self.lacked)
@@ -243,6 +242,30 @@ class Player:
 
 
 @contextmanager
+def _an_optimizer(scene: Scene) -> Iterator[None]:
+    """One that makes no update, for a module whose own code has none: the run gave it one, as LightningCLI does.
+
+    Raises:
+        RebuildError: the update is to be made.
+    """
+    module, name = scene.module, "configure_optimizers"
+    if not is_inherited(module, name) or name in vars(module):
+        yield
+        return
+    if scene.states is not None:
+        raise RebuildError(
+            f"the step's update is to be made, and {type(module).__qualname__} has no configure_optimizers of its own: "
+            "the run gave it one; build the module with it in the hook pytest_nancapture_module of a conftest.py"
+        )
+    idle = partial(lambda module: torch.optim.SGD(module.parameters(), lr=0.0), module)
+    vars(module)[name] = idle
+    try:
+        yield
+    finally:
+        del vars(module)[name]
+
+
+@contextmanager
 def _current_device(device: torch.device) -> Iterator[None]:
     """Lightning makes the replay's device the current one; put back what was."""
     if device.type == "cpu":
@@ -267,6 +290,9 @@ def load_states(optimizers: Any, states: Any, record: OptimizerRecord) -> None:
 
 def _callback(package: str, player: Player) -> Any:
     class Replay(importlib.import_module(package).Callback):  # type: ignore[misc]
+        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            player.give_data(trainer)
+
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             player.on_train_start(trainer)
 

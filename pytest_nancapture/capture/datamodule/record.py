@@ -48,7 +48,7 @@ def record_of(run: Run, arguments: Arguments) -> tuple[BuiltRecord, dict[str, Te
     record = BuiltRecord(
         target=recipe.target.target,
         file=recipe.target.file,
-        arguments=recipe.arguments,
+        arguments={**recipe.arguments, **recipe.optional},
         unwritten=tuple(recipe.problems),
         instantiator=recipe.instantiator,
     )
