@@ -243,8 +243,7 @@ class TrainerRecord:
         total_batch_idx: micro-batches since fit began, at the first of the window.
         last_batch: whether the window's last micro-batch was the epoch's last.
         guilty_step: which of the window's optimizer steps went wrong, from 0; manual optimisation may make several.
-        autocasts: whether mixed precision was meant for the kind of device of the module. Where Lightning does not know
-            that kind it switches on that of CUDA by itself, which does nothing.
+        autocasts: whether mixed precision was meant for the module's kind of device, and not by default for CUDA.
         logger: whether there was one.
     """
 
@@ -336,10 +335,11 @@ class OptimizerRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class CodeRecord:
-    """The commit that was checked out; None outside a git repository."""
+    """The commit that was checked out, if any; and the folder of code that lay elsewhere, to tell people of."""
 
     commit: str | None = None
     dirty: bool | None = None
+    folder: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from pytest_nancapture.bundle.environment import code_of, distributions_of, envi
 from pytest_nancapture.bundle.manifest import (
     BatchRecord,
     BuiltRecord,
+    CodeRecord,
     Fault,
     FetchRecord,
     Healed,
@@ -29,10 +30,12 @@ from pytest_nancapture.bundle.manifest import (
     StateRecord,
 )
 from pytest_nancapture.bundle.numerics import numeric_settings
+from pytest_nancapture.bundle.paths import started_in
 from pytest_nancapture.bundle.rng import RandomStates
 from pytest_nancapture.bundle.tensors.kinds import unwritable
 from pytest_nancapture.bundle.tensors.names import buffers, parameters, submodules, volatile_buffers
 from pytest_nancapture.bundle.values.encode import Encoder
+from pytest_nancapture.bundle.values.references import code_root, folders_from
 from pytest_nancapture.bundle.write import write_bundle
 from pytest_nancapture.capture.datamodule.record import record_of
 from pytest_nancapture.capture.recipe import Recipe
@@ -117,7 +120,7 @@ class Capture:
             rng=RngRecord(instants=instants),
             batch=BatchRecord(window=tuple(_micro_batch(batch, rng) for batch in self.window.batches)),
             files={},
-            code=code_of(self.run.module),
+            code=self._code(dirpath),
             environment=environment(self.run.device, (*self.run.distributions, *distributions_of(self.run.module))),
             optimizer=optimizer,
         )
@@ -150,6 +153,11 @@ class Capture:
             kind = type(self.run.data)
             why = f"looking at it raised {type(error).__name__}: {error}"
             return BuiltRecord(target=f"{kind.__module__}:{kind.__qualname__}", unwritten=(why,)), {}
+
+    def _code(self, dirpath: Path) -> CodeRecord:
+        folder = code_root(type(self.run.module).__module__)
+        is_near = folder is None or folder in (*folders_from(started_in()), *folders_from(dirpath))
+        return dataclasses.replace(code_of(self.run.module), folder="" if is_near else str(folder))
 
     def _state(self, draft: Manifest, values: dict[str, Tensor]) -> State:
         missing: tuple[MissingRecord, ...] = ()

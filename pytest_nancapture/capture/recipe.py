@@ -15,9 +15,12 @@ from torch.nn.parameter import is_lazy
 
 from pytest_nancapture.bundle.tensors.kinds import unwritable
 from pytest_nancapture.bundle.values.encode import Encoder
-from pytest_nancapture.bundle.values.references import Reference, refer
+from pytest_nancapture.bundle.values.references import Reference, is_typed_in, refer
 from pytest_nancapture.capture.kept import kept_under, set_aside
 from pytest_nancapture.errors import CaptureError, UnwritableValueError
+
+_LARGEST = 64 * 2**20
+"""Bytes of an argument that nobody saved, the module's own weights aside, that are copied when training starts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +96,7 @@ def recipe_of(
     try:
         recipe.target = refer(kind)
     except ValueError as error:
-        recipe.problems.append(f"the module's class cannot be found again: {error}")
+        recipe.problems.append(f"the module's class cannot be found again: {error}{_remedy(kind)}")
     if factory is not None:
         recipe.problems.clear()
         return recipe
@@ -107,8 +110,8 @@ def recipe_of(
             )
         except UnwritableValueError as error:
             unwritable[error.where] = error.problem
-    _add_kept(recipe, module, encoder, arguments, fits)
     own = {id(part) for part in (*module.parameters(), *module.buffers())} if isinstance(module, nn.Module) else set()
+    _add_kept(recipe, module, encoder, arguments, own, fits)
     recipe.tensors = {
         name: _blank(tensor) if id(tensor) in own else tensor.detach().clone()
         for name, tensor in encoder.tensors.items()
@@ -118,6 +121,23 @@ def recipe_of(
     return recipe
 
 
+def _remedy(kind: type) -> str:
+    """What works in a notebook."""
+    if not is_typed_in(kind.__module__):
+        return ""
+    name, file = kind.__qualname__, f"{kind.__qualname__.lower()}.py"
+    return (
+        f"; replay(path, module={call_of(kind)}) replays one here; for pytest, put the class into a file (begin its "
+        f"cell with %%writefile {file}) and write from {file[:-3]} import {name}"
+    )
+
+
+def call_of(kind: type) -> str:
+    """A call of the class, as a person would write it."""
+    takes = any(p.default is p.empty for p in constructor_parameters(kind).values())
+    return f"{kind.__qualname__}({'...' if takes else ''})"
+
+
 def _blank(tensor: Tensor) -> Tensor:
     """In place of one of the module's own, which a bundle holds among the weights: all zeros that take no memory."""
     if tensor.layout is not torch.strided or is_lazy(tensor) or unwritable(tensor):
@@ -125,7 +145,14 @@ def _blank(tensor: Tensor) -> Tensor:
     return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
 
 
-def _add_kept(recipe: Recipe, module: Any, encoder: Encoder, arguments: Arguments, fits: Callable[[Any], bool]) -> None:
+def _add_kept(
+    recipe: Recipe,
+    module: Any,
+    encoder: Encoder,
+    arguments: Arguments,
+    own: Collection[int],
+    fits: Callable[[Any], bool],
+) -> None:
     """Arguments that nobody saved, where the module keeps them in itself.
 
     Whether they are right the comparison at the fault tells, and the proof.
@@ -135,8 +162,7 @@ def _add_kept(recipe: Recipe, module: Any, encoder: Encoder, arguments: Argument
         default = left_out[name].default
         if not fits(value) or (default is not inspect.Parameter.empty and _is_the_same(value, default)):
             continue
-        written = _written(value, name, arguments.attributes)
-        if written is not None:
+        if _is_worth_writing(value, name, arguments.attributes, own):
             with set_aside(value, arguments.attributes):
                 node = encoder.encode(value, name)
             (recipe.arguments if default is inspect.Parameter.empty else recipe.optional)[name] = node
@@ -148,13 +174,15 @@ def _is_the_same(value: Any, default: Any) -> bool:
     return value is default or (is_plain and bool(value == default))
 
 
-def _written(value: Any, name: str, attributes: Collection[str]) -> Any:
-    """Its form on disk, alone; None where it has none."""
+def _is_worth_writing(value: Any, name: str, attributes: Collection[str], own: Collection[int]) -> bool:
+    """Whether it has a form on disk, and one that nobody minds: what is kept may be all of the data."""
+    encoder = Encoder()
     try:
         with set_aside(value, attributes):
-            return Encoder().encode(value, name)
+            encoder.encode(value, name)
     except Exception:  # of a class of somebody's
-        return None
+        return False
+    return sum(tensor.nbytes for tensor in encoder.tensors.values() if id(tensor) not in own) <= _LARGEST
 
 
 def _problems(module: Any, unwritable: Mapping[str, str], arguments: Arguments) -> Iterator[str]:

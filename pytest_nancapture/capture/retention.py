@@ -15,9 +15,10 @@ from pytest_nancapture.bundle.folder import share_file, write_text
 from pytest_nancapture.bundle.manifest import MANIFEST_NAME, WEIGHTS, Fault, Reproduced
 from pytest_nancapture.bundle.paths import shown_from_start, started_in
 from pytest_nancapture.bundle.text import human_size
-from pytest_nancapture.bundle.values.references import code_root, folders_from
+from pytest_nancapture.bundle.values.references import code_root, folders_from, is_typed_in
 from pytest_nancapture.capture.export import Capture
 from pytest_nancapture.capture.proof.prove import Proof, prove
+from pytest_nancapture.capture.recipe import call_of
 from pytest_nancapture.errors import NancaptureError
 from pytest_nancapture.step.run import Run
 
@@ -110,6 +111,10 @@ class Retention:
             )
         elif proof.words:
             log.warning("nancapture: unproven %s", proof.words)
+        if is_typed_in(type(self._run.module).__module__):
+            call = f"replay({shown_from_start(path)!r}, module={call_of(type(self._run.module))})"
+            log.warning("nancapture: replay   %s   (from pytest_nancapture import replay)", call)
+            return
         log.warning("nancapture: replay   %s", _command(self._dirpath, code_root(type(self._run.module).__module__)))
 
 

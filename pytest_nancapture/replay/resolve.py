@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
+import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 from pytest_nancapture.bundle.bundle import Bundle
@@ -13,9 +16,19 @@ from pytest_nancapture.replay.script import load_script
 def resolver_for(bundle: Bundle) -> Resolver:
     """Looks for source files from here upward and from above the bundle upward, each to the top of its repository.
 
-    Then in the folders that the environment names in ``NANCAPTURE_CODE``. The bundle's own folder is left out: what
-    comes in it is never run.
+    Then in the folders that the environment names in ``NANCAPTURE_CODE``, and in those that Python imports the user's
+    own code from. The bundle's own folder is left out: what comes in it is never run.
     """
     named = filter(None, os.environ.get(CODE_FOLDERS, "").split(os.pathsep))
-    places = [*folders_from(Path.cwd()), *folders_from(bundle.path.parent), *map(Path, named)]
-    return Resolver(tuple(dict.fromkeys(places)), load_script)
+    places = [*folders_from(Path.cwd()), *folders_from(bundle.path.parent), *map(Path, named), *_imported_from()]
+    return Resolver(tuple(dict.fromkeys(places)), load_script, was_in=bundle.manifest.code.folder)
+
+
+def _imported_from() -> Iterator[Path]:
+    """Folders of ``sys.path`` that hold neither Python's own nor installed code."""
+    python = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "scripts")]
+    for entry in sys.path:
+        path = Path(entry)
+        is_installed = {"site-packages", "dist-packages"} & set(path.parts) or any(map(path.is_relative_to, python))
+        if path.is_absolute() and path.is_dir() and not is_installed:
+            yield path

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import html
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pytest_nancapture.bundle.text import printable, some
 from pytest_nancapture.diagnose.culprit import Culprit
 
 Verdict = Literal["finite", "nonfinite", "vacuous", "mismatch", "error"]
 
 
-@dataclass(frozen=True, kw_only=True)
+_UNTRACED = "   (give replay trace=True to find the operation and its line)"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ReplayResult:
-    """What a replay found.
+    """What a replay found; shows as a few lines of text, in a notebook's cell as a table.
 
     Attributes:
         verdict: ``finite`` (passes), ``nonfinite``, ``vacuous`` (nothing was tested), ``mismatch`` (the captured
@@ -49,3 +55,62 @@ class ReplayResult:
         if self.loss is not None and self.loss - self.loss != 0:
             data["loss"] = str(self.loss)
         return data
+
+    def lines(self, *, untraced: str = _UNTRACED, more: Iterable[tuple[str, str]] = ()) -> list[str]:
+        """The verdict and its reason on the first line, then what led to it.
+
+        Args:
+            untraced: what to add where the culprit was not looked for.
+            more: further rows, a label and a text each.
+        """
+        first = f"{self.verdict}: {self.reason}"
+        rows = [f"  {label:10}  {text}" for label, text in (*self._rows(untraced), *more)]
+        return [first, *rows, *(["", *self.detail.expandtabs().splitlines()] if self.detail else [])]
+
+    def __repr__(self) -> str:
+        return "\n".join(map(printable, self.lines()))
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it."""
+        rows = "".join(
+            f"<tr><td style='text-align:left'>{_html(label)}</td><td style='text-align:left'>{_html(text)}</td></tr>"
+            for label, text in self._rows(_UNTRACED)
+        )
+        detail = f"<pre>{_html(self.detail.expandtabs())}</pre>" if self.detail else ""
+        colour = "green" if self.finite else "firebrick"
+        return (
+            f"<div><b style='color:{colour}'>{_html(self.verdict)}</b>: {_html(self.reason)}"
+            f"<table>{rows}</table>{detail}</div>"
+        )
+
+    def _rows(self, untraced: str) -> Iterator[tuple[str, str]]:
+        if self.culprit is not None:
+            yield from _culprit_rows(self.culprit, untraced)
+        if self.nonfinite:
+            yield "not finite", f"{len(self.nonfinite)}: {some(self.nonfinite)}"
+        if self.loss is not None:
+            yield "loss", f"{self.loss:g}"
+        for note in self.notes:
+            yield "note", note
+        yield "ran on", f"{self.device}, {self.seconds:.1f} s"
+
+
+def _html(text: str) -> str:
+    """A bundle is data from elsewhere, and so is what it says."""
+    return html.escape("\n".join(map(printable, text.splitlines())))
+
+
+def _culprit_rows(culprit: Culprit, untraced: str) -> Iterator[tuple[str, str]]:
+    if culprit.source:
+        yield "culprit", culprit.source.strip()
+    place = f"{culprit.file}:{culprit.line}" if culprit.file else ""
+    module = f"in {culprit.module_path}" if culprit.module_path else ""
+    if found := "   ".join(part for part in (place, culprit.op, module) if part):
+        yield "born at", found
+    if culprit.library:
+        yield "inside", culprit.library
+    if culprit.explanation:
+        yield "because", culprit.explanation
+    for position, step in enumerate(culprit.chain[1:]):
+        yield "" if position else "then", step
+    yield "surfaces", culprit.phase + ("" if found else untraced)

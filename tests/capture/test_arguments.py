@@ -221,7 +221,9 @@ def test_a_class_of_a_notebook_is_reported_before_training(tmp_path, caplog, mon
     monkeypatch.setitem(sys.modules, "__main__", notebook)
     (said,) = warnings_of(notebook.Cell(), caplog, tmp_path)
     assert said == (
-        "the module's class cannot be found again: Cell is defined in an interactive session, so no file holds it"
+        "the module's class cannot be found again: Cell is defined in an interactive session, so no file holds it; "
+        "replay(path, module=Cell()) replays one here; for pytest, put the class into a file (begin its cell with "
+        "%%writefile cell.py) and write from cell import Cell"
     )
 
 
@@ -360,6 +362,24 @@ class Fooled(Net):
 def test_an_argument_that_equals_everything_does_not_hold_all_others(tmp_path):
     bundle = capture_one(Fooled(Loud(), width=4), batches(), tmp_path)
     assert (sorted(bundle.manifest.module.arguments), bundle.fault.reproduced.runs) == (["loss", "width"], 1)
+
+
+class FooledAndOpen(Net):
+    """The same with its loss ignored, and with keywords that have no name in the constructor."""
+
+    def __init__(self, loss: nn.Module, width: int = 3, **more: Any) -> None:
+        super().__init__()
+        self.save_hyperparameters({"width": width, **more})
+        self.loss = loss
+        self._hparams_name = "loss"
+
+
+def test_nor_does_one_that_is_no_container(tmp_path):
+    """It is taken from the module, and the others from the hparams."""
+    bundle = capture_one(FooledAndOpen(Loud(), width=4, depth=2), batches(), tmp_path)
+    arguments = bundle.manifest.module.arguments
+    assert (sorted(arguments), arguments["depth"]) == (["depth", "loss", "width"], 2)
+    assert bundle.fault.reproduced.runs == 1
 
 
 class Served(Net):

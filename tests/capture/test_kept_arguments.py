@@ -115,6 +115,21 @@ def test_modules_of_the_loop_and_shared_weights(tmp_path: Any) -> None:
     assert student.one.weight is student.two.weight
 
 
+class Data(Net):
+    """Keeps all of its data."""
+
+    def __init__(self, table: Any) -> None:
+        super().__init__()
+        self.table = table
+
+
+@pytest.mark.parametrize(("numbers", "said"), [(1000, 0), (20_000_000, 1)])
+def test_what_is_large_is_not_copied_unasked(numbers: int, said: int, tmp_path: Any, caplog: Any) -> None:
+    """It is told as missing when training starts."""
+    fit(Data({"all": torch.empty(numbers)}), batches(1, bad=[]), NaNCapture(tmp_path))
+    assert caplog.text.count("argument 'table' of Data is not among its hparams") == said
+
+
 def test_a_constructor_without_source() -> None:
     """Then the attribute of the same name is taken."""
     space: dict[str, Any] = {"Net": Net}

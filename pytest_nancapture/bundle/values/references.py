@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any
 
+from pytest_nancapture.bundle.text import printable
 from pytest_nancapture.errors import RebuildError
 
 CODE_FOLDERS = "NANCAPTURE_CODE"
@@ -48,9 +49,18 @@ def refer(obj: Any) -> Reference:
     if _attribute(sys.modules.get(module), name) is not obj:
         raise ValueError(f"{module}:{name} does not name it: it was made, renamed or replaced at run time")
     file = _source_file(module)
-    if module == "__main__" and file is None:
+    if is_typed_in(module):
         raise ValueError(f"{name} is defined in an interactive session, so no file holds it")
+    if module == "__main__" and file is None:
+        source = sys.modules[module].__file__
+        raise ValueError(f"{name} is defined in {source}, whose name does not end with .py, so it cannot be imported")
     return Reference(f"{module}:{name}", file)
+
+
+def is_typed_in(module: str) -> bool:
+    """Whether it is a notebook or an interactive session, which no file holds."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return module == "__main__" and (file is None or not Path(file).is_file())
 
 
 def repository_root(path: Path) -> Path | None:
@@ -71,10 +81,12 @@ class Resolver:
     Attributes:
         places: folders to look for a reference's file in, best first.
         load_script: makes a module of a script that was run as ``__main__``.
+        was_in: the folder of the code at capture, for messages alone.
     """
 
     places: Iterable[Path] = ()
     load_script: Callable[[Path], ModuleType] | None = None
+    was_in: str = ""
     _scripts: dict[Path, ModuleType] = field(default_factory=dict)
 
     def resolve(self, target: str, file: str | None = None) -> Any:
@@ -111,12 +123,27 @@ class Resolver:
                 return path
         return None
 
+    @property
+    def _way(self) -> str:
+        """To the code; empty where it is not known."""
+        where = printable(self.was_in)
+        way = f"it was in {where} when it was captured: run pytest there, or set {CODE_FOLDERS}={where}"
+        return way if where else ""
+
     def _script(self, target: str, file: str | None) -> ModuleType:
-        path = self.locate(file) if file else None
-        if path is None or self.load_script is None:
+        if file is None:
+            name = target.partition(":")[2]
             raise RebuildError(
-                f"{target} was defined in the script {file or '(unknown)'}, which was found below none of "
-                f"{', '.join(map(str, self.places)) or 'no folder'}; run from the repository that holds it"
+                f"{name} was typed into a notebook or an interactive session, so no file holds it: there, "
+                f"replay(path, module={name}(...)) replays the bundle; here, write the class to a file and build it in "
+                "the hook pytest_nancapture_module(bundle) of a conftest.py"
+            )
+        path = self.locate(file)
+        if path is None or self.load_script is None:
+            places = ", ".join(map(str, self.places)) or "no folder"
+            raise RebuildError(
+                f"{target} was defined in the script {file}, which was found below none of {places}; "
+                f"{self._way or 'run from the repository that holds it'}"
             )
         if path not in self._scripts:
             self._scripts[path] = self.load_script(path)
@@ -128,7 +155,9 @@ class Resolver:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
             if path is None or not _is_part(error.name, name):
-                raise RebuildError(f"cannot import {name}: {error}{_missing_file(file, path)}") from error
+                missing = _missing_file(file, path)
+                way = f"; {self._way}" if missing and self._way else ""
+                raise RebuildError(f"cannot import {name}: {error}{missing}{way}") from error
         except (Exception, SystemExit) as error:
             raise RebuildError(f"importing {name} failed with {type(error).__name__}: {error}") from error
         # It stays there, for what the module imports later; a replay puts sys.path back when it is over.

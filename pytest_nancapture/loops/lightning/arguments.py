@@ -7,7 +7,10 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from torch import nn
+
 from pytest_nancapture.bundle.values.objects import INSTANTIATORS
+from pytest_nancapture.capture.kept import attribute
 from pytest_nancapture.capture.recipe import Arguments, constructor_parameters
 
 _FACTORY = "give NaNCapture(factory='package.module:function') a function that builds the module"
@@ -22,17 +25,17 @@ def saved_arguments(module: Any) -> Arguments:
     saved = dict(getattr(module, "hparams_initial", {}))
     instantiator = saved.pop(_INSTANTIATOR, None)
     values = {name: value for name, value in _accepted(module, saved).items() if not _is_servant(value)}
-    is_ours = "site-packages" in (inspect.getsourcefile(type(module)) or "") if _has_file(module) else False
-    call = "" if is_ours else "call self.save_hyperparameters() in __init__, or "
+    is_theirs = "site-packages" in (inspect.getsourcefile(type(module)) or "") if _has_file(module) else False
+    call = "" if is_theirs else "call self.save_hyperparameters() in __init__, or "
+    ignore = ", or leave it out with self.save_hyperparameters(ignore=[...]) if the constructor has a default"
+    ignore = "" if is_theirs else ignore
     return Arguments(
         values={name: _without_servants(value) for name, value in values.items()},
         instantiator=instantiator if instantiator in INSTANTIATORS else None,
         configured=_with_classes if instantiator in INSTANTIATORS else None,
         attributes=_ATTRIBUTES,
         door="NaNCapture",
-        if_unwritable=(
-            f"{_FACTORY}, or leave it out with self.save_hyperparameters(ignore=[...]) if the constructor has a default"
-        ),
+        if_unwritable=f"{_FACTORY}{ignore}",
         if_missing=f"not among its hparams; {call}{_FACTORY}",
     )
 
@@ -47,13 +50,25 @@ def _has_file(module: Any) -> bool:
 def _accepted(module: Any, saved: dict[str, Any]) -> dict[str, Any]:
     """The saved arguments that the constructor takes, or the one argument that held them all."""
     accepted = constructor_parameters(type(module))
-    whole = getattr(module, "_hparams_name", None)
-    # Lightning finds that name by ``==``, which an argument may answer in a way of its own, as metrics do.
-    if saved and whole in accepted and whole not in saved and not saved.keys() <= accepted.keys():
-        return {str(whole): module.hparams_initial}
     kinds = {p.kind for p in inspect.signature(type(module).__init__).parameters.values()}
     takes_any = inspect.Parameter.VAR_KEYWORD in kinds
+    whole = getattr(module, "_hparams_name", None)
+    if saved and whole in accepted and _is_whole(module, str(whole), saved, accepted, takes_any=takes_any):
+        return {str(whole): module.hparams_initial}
     return {name: value for name, value in saved.items() if name in accepted or takes_any}
+
+
+def _is_whole(
+    module: Any, name: str, saved: Mapping[str, Any], accepted: Mapping[str, Any], *, takes_any: bool
+) -> bool:
+    """Whether the argument of that name held them all: ``self.save_hyperparameters(config)``.
+
+    Lightning finds the name by ``==``, which an argument may answer in a way of its own, as metrics do. But what is
+    keyed by the constructor's own arguments is these, and a module or a number holds no hyperparameters.
+    """
+    if name in saved or isinstance(attribute(module, name), (nn.Module, bool, int, float, str, list, tuple)):
+        return False
+    return not saved.keys() & accepted.keys() or not (takes_any or saved.keys() <= accepted.keys())
 
 
 def _is_servant(value: Any) -> bool:

@@ -275,15 +275,28 @@ def test_a_script(repository: Path) -> None:
     assert [repository / "train.py"] == loaded
 
 
-@pytest.mark.parametrize("file", ["gone.py", None])
-def test_a_script_that_is_not_there(repository: Path, file: str | None) -> None:
+def test_a_script_that_is_not_there(repository: Path) -> None:
     """The error says where it was looked for."""
     with pytest.raises(RebuildError) as caught:
-        Resolver((repository,), lambda _: pytest.fail("nothing to load")).resolve("__main__:Net", file)
-    expected = (
-        f"__main__:Net was defined in the script {file or '(unknown)'}, which was found below none of {repository}; "
-    )
+        Resolver((repository,), lambda _: pytest.fail("nothing to load")).resolve("__main__:Net", "gone.py")
+    expected = f"__main__:Net was defined in the script gone.py, which was found below none of {repository}; "
     assert expected + "run from the repository that holds it" == str(caught.value)
+
+
+def test_where_code_was_at_capture(repository: Path) -> None:
+    """The error says how to go there, and nothing is run from there unasked."""
+    resolver = Resolver((repository,), lambda _: pytest.fail("nothing to load"), was_in="/x/code")
+    for target in ("__main__:Net", "gone_away:Net"):
+        with pytest.raises(
+            RebuildError, match=r"it was in /x/code when it was captured: run pytest there, or set NANCA"
+        ):
+            resolver.resolve(target, "gone_away.py")
+
+
+def test_code_that_was_typed_in(repository: Path) -> None:
+    """No file holds it, and the error says what does."""
+    with pytest.raises(RebuildError, match=r"^Net was typed into a notebook or an interactive session"):
+        Resolver((repository,)).resolve("__main__:Net")
 
 
 def test_the_live_resolver_takes_what_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
