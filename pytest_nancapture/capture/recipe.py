@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from pytest_nancapture.bundle.tensors.kinds import unwritable
 from pytest_nancapture.bundle.values.encode import Encoder
 from pytest_nancapture.bundle.values.references import Reference, is_typed_in, refer
-from pytest_nancapture.capture.kept import kept_under, set_aside
+from pytest_nancapture.capture.kept import kept_under, set_aside, told_by
 from pytest_nancapture.errors import CaptureError, UnwritableValueError
 
 _LARGEST = 64 * 2**20
@@ -157,9 +157,13 @@ def _add_kept(
 
     Whether they are right the comparison at the fault tells, and the proof.
     """
-    left_out = {name: p for name, p in constructor_parameters(type(module)).items() if name not in arguments.values}
-    for name, value in kept_under(module, left_out).items():
-        default = left_out[name].default
+    own_names, known = constructor_parameters(type(module)), arguments.values
+    told = {name: value for name, value in told_by(module).items() if name not in known}
+    left_out = {**own_names, **_passed_on(type(module), own_names)}
+    optional = [name for name, p in left_out.items() if name not in known and p.default is not p.empty]
+    kept = kept_under(module, [name for name in left_out if name not in known])
+    for name, value in {**kept_under(module, optional, made=True), **kept, **told}.items():
+        default = left_out[name].default if name in left_out else inspect.Parameter.empty
         if not fits(value) or (default is not inspect.Parameter.empty and _is_the_same(value, default)):
             continue
         if _is_worth_writing(value, name, arguments.attributes, own):
@@ -234,6 +238,19 @@ def _factory(factory: str, door: str) -> Reference:
         return Reference(factory, refer(found).file)
     except ValueError:
         return Reference(factory)
+
+
+def _passed_on(kind: type, own: Collection[str]) -> dict[str, inspect.Parameter]:
+    """Optional arguments that the constructor hands on to its bases' unseen, as ``**kwargs``."""
+    found: dict[str, inspect.Parameter] = {}
+    for base in kind.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        parameters = inspect.signature(base.__init__).parameters.values()  # type: ignore[misc]
+        found = {**{p.name: p for p in parameters if p.default is not p.empty and p.name not in own}, **found}
+        if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+            break
+    return found
 
 
 def constructor_parameters(kind: type) -> dict[str, inspect.Parameter]:

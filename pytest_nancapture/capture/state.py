@@ -130,7 +130,13 @@ def _build_with(
     except RebuildError:
         return optional, _build(run, with_arguments(draft, optional), arguments)
     given = {name: node for name, node in optional.items() if not _makes(built, name, node, arguments)}
-    return given, _build(run, with_arguments(draft, given), arguments) if given else built
+    if not given:
+        return given, built
+    try:
+        return given, _build(run, with_arguments(draft, given), arguments)
+    except RebuildError as error:  # what was found in the module is not what the constructor takes
+        log.debug("nancapture: not built with %s: %s", ", ".join(given), error)
+        return {}, built
 
 
 def _makes(built: nn.Module, name: str, node: Any, arguments: dict[str, Tensor]) -> bool:

@@ -186,6 +186,9 @@ class Comparison:
         elif isinstance(live, (set, frozenset)):
             if live != built:
                 yield way, live
+        elif type(live).__module__.partition(".")[0] == "omegaconf":
+            if live != built:  # by values: nodes of a schema's and others may hold the same
+                yield way, live
         elif self._is_open(live):
             yield from self._objects(live, built, way)
         elif not self._is_equal(live, built, way):
