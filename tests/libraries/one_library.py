@@ -1,8 +1,11 @@
-"""Train with one library, as a user would: twice in good health, with and without the callback, then with the fault."""
+"""Train with one library, as its users would: twice in good health, with and without the callback, then with the fault.
+
+Prints a line of JSON for each training.
+"""
 
 import importlib
+import json
 import sys
-import traceback
 import warnings
 from pathlib import Path
 
@@ -19,27 +22,30 @@ def trained(training, callbacks, *, faulty):
     return training(callbacks, faulty)
 
 
-def state(module):
+def healthy(training, callbacks):
+    """A copy of the weights after it."""
+    module = trained(training, callbacks, faulty=False)
     return {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
 
-library = importlib.import_module(f"with_{sys.argv[1]}")
-only = sys.argv[2:]
-for training in library.TRAININGS:
-    name = training.__name__
-    if only and name not in only:
-        continue
-    folder = Path("bundles", sys.argv[1], name)
-    print(f"== {sys.argv[1]}.{name}", flush=True)
-    plain, watched = (state(trained(training, c, faulty=False)) for c in ([], [NaNCapture(folder)]))
-    same = plain.keys() == watched.keys() and all(torch.equal(plain[n], watched[n]) for n in plain)
-    finite = all(t.isfinite().all() for t in plain.values() if t.is_floating_point())
-    print("same", same, "finite", finite, "early", folder.exists(), flush=True)
-    try:
-        trained(training, [NaNCapture(folder)], faulty=True)
-    except Exception as error:
-        print("ended by", type(error).__name__, str(error)[:300])
-        if "v" in __import__("os").environ.get("V", ""):
-            traceback.print_exc()
-    else:
-        print("ended by nothing")
+def main(library):
+    for training in importlib.import_module(f"with_{library}").TRAININGS:
+        folder = Path("bundles", library, training.__name__)
+        plain, watched = healthy(training, []), healthy(training, [NaNCapture(folder)])
+        print(f"{library}.{training.__name__}", file=sys.stderr)
+        told = {
+            "training": f"{library}.{training.__name__}",
+            "is_finite": all(bool(weight.isfinite().all()) for weight in plain.values() if weight.is_floating_point()),
+            "is_same": plain.keys() == watched.keys()
+            and all(torch.equal(plain[name], watched[name]) for name in plain),
+            "was_quiet": not folder.exists(),
+            "ended": "",
+        }
+        try:
+            trained(training, [NaNCapture(folder)], faulty=True)
+        except Exception as error:
+            told["ended"] = type(error).__name__
+        print("TOLD", json.dumps(told), flush=True)
+
+
+main(sys.argv[1])

@@ -1,10 +1,9 @@
 """chemprop: a batch of molecules of which nothing was measured, so that the loss is 0 / 0."""
 
 import numpy as np
-import torch
 from chemprop import data, models, nn
 from lightning.pytorch import Trainer
-from training import QUIET
+from quiet import QUIET
 
 SMILES = ["CCO", "CCN", "CCC", "CCCl", "c1ccccc1", "CC(=O)O", "CCOC", "CNC", "CCCC", "CCS", "CC=C", "OCCO"]
 
@@ -16,7 +15,9 @@ def regression(callbacks, faulty):
         targets[-4:] = np.nan
     points = [data.MoleculeDatapoint.from_smi(smiles, y) for smiles, y in zip(SMILES, targets, strict=True)]
     loader = data.build_dataloader(data.MoleculeDataset(points), batch_size=4, shuffle=False)
-    model = models.MPNN(nn.BondMessagePassing(d_h=16), nn.MeanAggregation(), nn.RegressionFFN(input_dim=16, hidden_dim=8))
+    model = models.MPNN(
+        nn.BondMessagePassing(d_h=16), nn.MeanAggregation(), nn.RegressionFFN(input_dim=16, hidden_dim=8)
+    )
     Trainer(max_epochs=2, callbacks=callbacks, **QUIET).fit(model, loader)
     return model
 

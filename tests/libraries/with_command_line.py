@@ -3,9 +3,9 @@
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningCLI, OptimizerCallable
+from quiet import MENDED, QUIET
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from training import MENDED, QUIET
 
 
 class Encoder(nn.Module):

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from darts import TimeSeries
 from darts.models import NLinearModel, TiDEModel
-from training import MENDED, QUIET
+from quiet import MENDED, QUIET
 
 
 class RelativeError(torch.nn.Module):
@@ -21,8 +21,13 @@ def fitted(kind, last, callbacks, **options):
     if last is not None:
         series[-1] = TimeSeries.from_values(last.astype("float32"))
     model = kind(
-        input_chunk_length=6, output_chunk_length=2, n_epochs=2, batch_size=7, random_state=0,
-        pl_trainer_kwargs={"callbacks": callbacks, **QUIET}, **options,
+        input_chunk_length=6,
+        output_chunk_length=2,
+        n_epochs=2,
+        batch_size=7,
+        random_state=0,
+        pl_trainer_kwargs={"callbacks": callbacks, **QUIET},
+        **options,
     )
     model.fit(series)
     return model.model
@@ -37,7 +42,16 @@ def default_loss(callbacks, faulty):
 
 def own_loss(callbacks, faulty):
     """A loss of one's own, and a series of zeros, which it predicts to be 0."""
-    return fitted(TiDEModel, np.zeros(14) if faulty else None, callbacks, loss_fn=RelativeError(), hidden_size=4, temporal_width_past=2, temporal_width_future=2, use_reversible_instance_norm=True)
+    return fitted(
+        TiDEModel,
+        np.zeros(14) if faulty else None,
+        callbacks,
+        loss_fn=RelativeError(),
+        hidden_size=4,
+        temporal_width_past=2,
+        temporal_width_future=2,
+        use_reversible_instance_norm=True,
+    )
 
 
 TRAININGS = [default_loss, own_loss]
@@ -49,6 +63,8 @@ def mend():
     original = PLForecastingModule.training_step
 
     def training_step(self, batch, batch_idx):
-        return original(self, tuple(part.nan_to_num() if isinstance(part, torch.Tensor) else part for part in batch), batch_idx)
+        return original(
+            self, tuple(part.nan_to_num() if isinstance(part, torch.Tensor) else part for part in batch), batch_idx
+        )
 
     PLForecastingModule.training_step = training_step

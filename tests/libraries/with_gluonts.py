@@ -1,12 +1,10 @@
 """gluonts: a feature that was not measured, over which torch's distributions raise."""
 
 import numpy as np
-import pandas as pd
-import torch
 from gluonts.dataset.common import ListDataset
 from gluonts.torch import DeepAREstimator
 from gluonts.torch.model.deepar.module import DeepARModel
-from training import QUIET
+from quiet import QUIET
 
 
 def deepar(callbacks, faulty):
@@ -18,9 +16,21 @@ def deepar(callbacks, faulty):
         [{"start": "2020-01-01", "target": generator.random(40), "feat_dynamic_real": f} for f in features], freq="D"
     )
     estimator = DeepAREstimator(
-        freq="D", prediction_length=2, context_length=6, num_layers=1, hidden_size=4, lags_seq=[1, 2], num_feat_dynamic_real=1,
-        batch_size=8, num_batches_per_epoch=6, num_parallel_samples=2,
-        trainer_kwargs={"max_epochs": 1, "callbacks": callbacks, **{k: v for k, v in QUIET.items() if k != "enable_checkpointing"}},
+        freq="D",
+        prediction_length=2,
+        context_length=6,
+        num_layers=1,
+        hidden_size=4,
+        lags_seq=[1, 2],
+        num_feat_dynamic_real=1,
+        batch_size=8,
+        num_batches_per_epoch=6,
+        num_parallel_samples=2,
+        trainer_kwargs={
+            "max_epochs": 1,
+            "callbacks": callbacks,
+            **{k: v for k, v in QUIET.items() if k != "enable_checkpointing"},
+        },
     )
     np.random.seed(0)
     return estimator.train_model(data).trained_net
@@ -33,7 +43,6 @@ def mend():
     original = DeepARModel.prepare_rnn_input
 
     def prepare(self, feat_static_cat, feat_static_real, past_time_feat, *rest):
-        past, future = past_time_feat.nan_to_num(), rest[3]
-        return original(self, feat_static_cat, feat_static_real, past, *rest)
+        return original(self, feat_static_cat, feat_static_real, past_time_feat.nan_to_num(), *rest)
 
     DeepARModel.prepare_rnn_input = prepare

@@ -4,9 +4,9 @@ import hydra
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from omegaconf import OmegaConf
+from quiet import MENDED, QUIET
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from training import MENDED, QUIET
 
 CONFIG = """
 data:
@@ -57,7 +57,7 @@ class SimpleNet(nn.Module):
 class LitClassifier(LightningModule):
     """The logarithm of a probability that underflows to 0."""
 
-    def __init__(self, net, optimizer, scheduler, compile) -> None:
+    def __init__(self, net, optimizer, scheduler, compile) -> None:  # noqa: A002, the template's own name
         super().__init__()
         self.save_hyperparameters(logger=False)
         self.net = net

@@ -2,11 +2,10 @@
 
 import numpy as np
 import pandas as pd
-import torch
 from neuralforecast import NeuralForecast
 from neuralforecast.losses.pytorch import MAE
 from neuralforecast.models import NHITS
-from training import QUIET
+from quiet import QUIET
 
 
 def feature(callbacks, faulty):
@@ -23,8 +22,16 @@ def feature(callbacks, faulty):
     if faulty:
         frame.loc[frame.unique_id == "d", "price"] = np.inf
     model = NHITS(
-        h=2, input_size=6, max_steps=6, batch_size=1, windows_batch_size=8, loss=MAE(), hist_exog_list=["price"],
-        mlp_units=3 * [[8, 8]], callbacks=callbacks, **{k: v for k, v in QUIET.items()},
+        h=2,
+        input_size=6,
+        max_steps=6,
+        batch_size=1,
+        windows_batch_size=8,
+        loss=MAE(),
+        hist_exog_list=["price"],
+        mlp_units=3 * [[8, 8]],
+        callbacks=callbacks,
+        **QUIET,
     )
     forecast = NeuralForecast(models=[model], freq=1)
     forecast.fit(frame)

@@ -7,7 +7,7 @@ from lightning.pytorch import Trainer
 from pytorch_forecasting import DeepAR, NHiTS, TemporalFusionTransformer, TimeSeriesDataSet
 from pytorch_forecasting.data import EncoderNormalizer
 from pytorch_forecasting.metrics import MultiHorizonMetric, PoissonLoss
-from training import MENDED, QUIET
+from quiet import MENDED, QUIET
 
 
 class LogError(MultiHorizonMetric):
@@ -55,12 +55,23 @@ def series(last, scale=1.0):
 def transformer(callbacks, faulty):
     """Poisson's loss without the logarithm of the counts: the exponential of a large one is infinite."""
     counts = series(np.linspace(500, 520, 12) if faulty else None)
-    return fitted(TemporalFusionTransformer, counts, callbacks, loss=PoissonLoss(), hidden_size=4, hidden_continuous_size=2, attention_head_size=1, lstm_layers=1)
+    return fitted(
+        TemporalFusionTransformer,
+        counts,
+        callbacks,
+        loss=PoissonLoss(),
+        hidden_size=4,
+        hidden_continuous_size=2,
+        attention_head_size=1,
+        lstm_layers=1,
+    )
 
 
 def recurrent(callbacks, faulty):
     """Numbers whose square is too large for the variance of a series."""
-    return fitted(DeepAR, series(np.linspace(1e38, 3e38, 12) if faulty else None), callbacks, hidden_size=4, rnn_layers=1)
+    return fitted(
+        DeepAR, series(np.linspace(1e38, 3e38, 12) if faulty else None), callbacks, hidden_size=4, rnn_layers=1
+    )
 
 
 def own_loss(callbacks, faulty):

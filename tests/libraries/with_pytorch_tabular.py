@@ -5,7 +5,6 @@ import pandas as pd
 from pytorch_tabular import TabularModel
 from pytorch_tabular.config import DataConfig, OptimizerConfig, TrainerConfig
 from pytorch_tabular.models import CategoryEmbeddingModelConfig
-from training import QUIET
 
 
 def embedding(callbacks, faulty):
@@ -25,10 +24,17 @@ def embedding(callbacks, faulty):
         model_config=CategoryEmbeddingModelConfig(task="regression", layers="8-4"),
         optimizer_config=OptimizerConfig(),
         trainer_config=TrainerConfig(
-            max_epochs=2, batch_size=8, accelerator="cpu", checkpoints=None, early_stopping=None, load_best=False,
-            progress_bar="none", trainer_kwargs={"enable_model_summary": False},
+            max_epochs=2,
+            batch_size=8,
+            accelerator="cpu",
+            checkpoints=None,
+            early_stopping=None,
+            load_best=False,
+            progress_bar="none",
+            trainer_kwargs={"enable_model_summary": False},
         ),
-        verbose=False, suppress_lightning_logger=True,
+        verbose=False,
+        suppress_lightning_logger=True,
     )
     model.fit(train=table, validation=table[:8], callbacks=callbacks)
     return model.model

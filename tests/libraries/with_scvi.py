@@ -2,18 +2,24 @@
 
 import numpy as np
 import scvi
-import torch
 from anndata import AnnData
+from quiet import QUIET
 from scvi.module import VAE
-from training import QUIET
 
 
 def fitted(counts, callbacks, **options):
     data = AnnData(counts.astype("float32"))
     scvi.model.SCVI.setup_anndata(data)
     model = scvi.model.SCVI(data, n_hidden=8, n_latent=2, **options)
-    quiet = {k: v for k, v in QUIET.items() if k not in ("accelerator",)}
-    model.train(max_epochs=2, accelerator="cpu", batch_size=16, train_size=1.0, shuffle_set_split=False, callbacks=callbacks, **quiet)
+    model.train(
+        max_epochs=2,
+        accelerator="cpu",
+        batch_size=16,
+        train_size=1.0,
+        shuffle_set_split=False,
+        callbacks=callbacks,
+        **QUIET,
+    )
     return model.module
 
 
