@@ -13,7 +13,6 @@ def fitted(counts, callbacks, **options):
     model = scvi.model.SCVI(data, n_hidden=8, n_latent=2, **options)
     model.train(
         max_epochs=2,
-        accelerator="cpu",
         batch_size=16,
         train_size=1.0,
         shuffle_set_split=False,
