@@ -6,7 +6,7 @@ import ast
 import functools
 import inspect
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -38,18 +38,23 @@ def kept_under(module: Any, names: Iterable[str], *, made: bool = False) -> dict
     return found
 
 
-def told_by(module: Any) -> dict[str, Any]:
-    """Arguments that an object tells of itself, as those do that pickle by them, or that keep all ``**kwargs``."""
+def told_by(module: Any, known: Collection[str]) -> dict[str, Any]:
+    """Arguments that an object tells of itself, as those do that pickle by them, or that keep all ``**kwargs``.
+
+    Args:
+        known: those that were saved; where some of ``**kwargs`` were, all were.
+    """
     found: dict[str, Any] = {}
     for parameter in inspect.signature(type(module).__init__).parameters.values():
         held = vars(module).get(parameter.name)
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD and isinstance(held, dict):
+        is_it = parameter.kind is inspect.Parameter.VAR_KEYWORD and isinstance(held, dict)
+        if is_it and held is not None and not held.keys() & set(known):
             found.update((name, value) for name, value in held.items() if isinstance(name, str))
     tell = getattr(type(module), "__getnewargs_ex__", None)
     with suppress(Exception):  # of a class of somebody's
         positional, named = tell(module) if tell is not None else ((), {})
         found.update(named if not positional else {})
-    return found
+    return {name: value for name, value in found.items() if name not in known}
 
 
 def attribute(module: Any, name: str) -> Any:

@@ -158,11 +158,10 @@ def _add_kept(
     Whether they are right the comparison at the fault tells, and the proof.
     """
     own_names, known = constructor_parameters(type(module)), arguments.values
-    told = {name: value for name, value in told_by(module).items() if name not in known}
     left_out = {**own_names, **_passed_on(type(module), own_names)}
     optional = [name for name, p in left_out.items() if name not in known and p.default is not p.empty]
     kept = kept_under(module, [name for name in left_out if name not in known])
-    for name, value in {**kept_under(module, optional, made=True), **kept, **told}.items():
+    for name, value in {**kept_under(module, optional, made=True), **kept, **told_by(module, known)}.items():
         default = left_out[name].default if name in left_out else inspect.Parameter.empty
         if not fits(value) or (default is not inspect.Parameter.empty and _is_the_same(value, default)):
             continue

@@ -12,11 +12,12 @@ class Encoder(nn.Module):
     def __init__(self, size: int = 4, eps: float = 0.0) -> None:
         super().__init__()
         self.layer = nn.Linear(3, size)
-        self.eps = 1e-3 if MENDED else eps
+        self.eps = eps
 
     def forward(self, x):
-        x = self.layer(x) * x.norm(dim=1, keepdim=True)
-        return x / (x.norm(dim=1, keepdim=True) + self.eps)
+        x = self.layer(x) * x.abs().amax(dim=1, keepdim=True)
+        size = x.norm(dim=1, keepdim=True) + self.eps
+        return x / (size.clamp(min=1e-3) if MENDED else size)
 
 
 class Points(LightningDataModule):

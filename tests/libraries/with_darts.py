@@ -63,8 +63,9 @@ def mend():
     original = PLForecastingModule.training_step
 
     def training_step(self, batch, batch_idx):
-        return original(
-            self, tuple(part.nan_to_num() if isinstance(part, torch.Tensor) else part for part in batch), batch_idx
-        )
+        for name, part in vars(batch).items():
+            if isinstance(part, torch.Tensor):
+                setattr(batch, name, part.nan_to_num())
+        return original(self, batch, batch_idx)
 
     PLForecastingModule.training_step = training_step

@@ -3,7 +3,7 @@
 import numpy as np
 from gluonts.dataset.common import ListDataset
 from gluonts.torch import DeepAREstimator
-from gluonts.torch.model.deepar.module import DeepARModel
+from gluonts.torch.model.deepar.lightning_module import DeepARLightningModule
 from quiet import QUIET
 
 
@@ -40,9 +40,9 @@ TRAININGS = [deepar]
 
 
 def mend():
-    original = DeepARModel.prepare_rnn_input
+    original = DeepARLightningModule.training_step
 
-    def prepare(self, feat_static_cat, feat_static_real, past_time_feat, *rest):
-        return original(self, feat_static_cat, feat_static_real, past_time_feat.nan_to_num(), *rest)
+    def training_step(self, batch, batch_idx):
+        return original(self, {name: part.nan_to_num() for name, part in batch.items()}, batch_idx)
 
-    DeepARModel.prepare_rnn_input = prepare
+    DeepARLightningModule.training_step = training_step

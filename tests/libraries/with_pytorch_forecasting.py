@@ -16,7 +16,7 @@ class LogError(MultiHorizonMetric):
     def loss(self, y_pred, target):
         prediction = self.to_prediction(y_pred)
         if MENDED:
-            prediction = prediction.clamp(min=1e-3)
+            prediction, target = torch.nn.functional.softplus(prediction), target.clamp(min=0)
         return (torch.log(prediction) - torch.log(target + 1)).abs()
 
 
@@ -85,14 +85,19 @@ TRAININGS = [transformer, recurrent, own_loss]
 
 def mend():
     def loss(self, y_pred, target):
-        rate = MultiHorizonMetric.to_prediction(self, y_pred).clamp(max=20)
+        rate = torch.log1p(MultiHorizonMetric.to_prediction(self, y_pred).abs())
         return torch.nn.functional.poisson_nll_loss(rate, target, log_input=True, reduction="none")
 
     PoissonLoss.loss = loss
-    original = MultiHorizonMetric.update
+    original = DeepAR.training_step
 
-    def update(self, y_pred, target):
-        values, weight = target
-        original(self, y_pred, (values, weight.nan_to_num(posinf=0.0) if weight is not None else None))
+    def training_step(self, batch, batch_idx):
+        return original(self, torch.utils._pytree.tree_map(bounded, batch), batch_idx)
 
-    MultiHorizonMetric.update = update
+    DeepAR.training_step = training_step
+
+
+def bounded(part):
+    """A tensor of a batch without what is too large."""
+    is_number = isinstance(part, torch.Tensor) and part.is_floating_point()
+    return part.nan_to_num(nan=0.0).clamp(-1e3, 1e3) if is_number else part

@@ -195,7 +195,8 @@ class Comparison:
             yield way, live
 
     def _dicts(self, live: dict[Any, Any], built: dict[Any, Any], way: Way) -> Iterator[tuple[Way, Any]]:
-        keys, theirs = list(dict.keys(live)), list(dict.keys(built))
+        theirs = list(dict.keys(built))
+        keys = [key for key, value in dict.items(live) if dict.__contains__(built, key) or not self._is_foreign(value)]
         # A new key at the end can be put there; any other order is the whole dict's own.
         if not self._same(getattr(live, "default_factory", None), getattr(built, "default_factory", None), way):
             yield way, live
