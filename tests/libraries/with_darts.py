@@ -1,5 +1,7 @@
 """darts: a series with a gap, and a loss of one's own that divides by what it is to predict."""
 
+import dataclasses
+
 import numpy as np
 import torch
 from darts import TimeSeries
@@ -63,9 +65,8 @@ def mend():
     original = PLForecastingModule.training_step
 
     def training_step(self, batch, batch_idx):
-        for name, part in vars(batch).items():
-            if isinstance(part, torch.Tensor):
-                setattr(batch, name, part.nan_to_num())
-        return original(self, batch, batch_idx)
+        parts = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+        known = {name: part.nan_to_num() for name, part in parts.items() if isinstance(part, torch.Tensor)}
+        return original(self, dataclasses.replace(batch, **known), batch_idx)
 
     PLForecastingModule.training_step = training_step
