@@ -183,9 +183,9 @@ def _is_worth_writing(value: Any, name: str, attributes: Collection[str], own: C
     try:
         with set_aside(value, attributes):
             encoder.encode(value, name)
+        return sum(tensor.nbytes for tensor in encoder.tensors.values() if id(tensor) not in own) <= _LARGEST
     except Exception:  # of a class of somebody's
         return False
-    return sum(tensor.nbytes for tensor in encoder.tensors.values() if id(tensor) not in own) <= _LARGEST
 
 
 def _problems(module: Any, unwritable: Mapping[str, str], arguments: Arguments) -> Iterator[str]:

@@ -20,15 +20,21 @@ def resolver_for(bundle: Bundle) -> Resolver:
     own code from. The bundle's own folder is left out: what comes in it is never run.
     """
     named = filter(None, os.environ.get(CODE_FOLDERS, "").split(os.pathsep))
-    places = [*folders_from(Path.cwd()), *folders_from(bundle.path.parent), *map(Path, named), *_imported_from()]
+    places = [
+        *folders_from(Path.cwd()),
+        *folders_from(bundle.path.parent),
+        *map(Path, named),
+        *_imported_from(bundle.path),
+    ]
     return Resolver(tuple(dict.fromkeys(places)), load_script, was_in=bundle.manifest.code.folder)
 
 
-def _imported_from() -> Iterator[Path]:
+def _imported_from(bundle: Path) -> Iterator[Path]:
     """Folders of ``sys.path`` that hold neither Python's own nor installed code."""
     python = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "scripts")]
     for entry in sys.path:
         path = Path(entry)
         is_installed = {"site-packages", "dist-packages"} & set(path.parts) or any(map(path.is_relative_to, python))
-        if path.is_absolute() and path.is_dir() and not is_installed:
+        is_in_bundle = path.resolve().is_relative_to(bundle.resolve())
+        if path.is_absolute() and path.is_dir() and not is_installed and not is_in_bundle:
             yield path

@@ -200,7 +200,10 @@ def test_check_class() -> None:
 
 
 def test_where_source_files_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here and from above the bundle upward, each to the top of its repository."""
+    """From here and from above the bundle upward, each to the top of its repository; then where Python imports from."""
+    own = tmp_path / "own"
+    own.mkdir()
+    monkeypatch.setattr(sys, "path", [*(path for path in sys.path if "site-packages" in path), str(own)])
     bundle = Bundle.open(write_bundle(tmp_path / "fixed" / "fixtures" / "nan" / "step"))
     (tmp_path / "fixed" / ".git").mkdir()
     here = tmp_path / "work" / "deep"
@@ -208,15 +211,16 @@ def test_where_source_files_are_looked_for(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "work" / ".git").mkdir()
     monkeypatch.chdir(here)
     fixed = tmp_path / "fixed"
-    expected = (here, here.parent, fixed / "fixtures" / "nan", fixed / "fixtures", fixed)
+    expected = (here, here.parent, fixed / "fixtures" / "nan", fixed / "fixtures", fixed, own)
     assert expected == resolver_for(bundle).places
 
 
 def test_a_bundle_in_ones_own_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each folder is looked at once."""
+    """Each folder is looked at once, and the bundle's own never."""
     bundle = Bundle.open(write_bundle(tmp_path / "fixtures" / "step"))
     (tmp_path / ".git").mkdir()
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(bundle.path), ""])
     assert (tmp_path, tmp_path / "fixtures") == resolver_for(bundle).places
 
 
