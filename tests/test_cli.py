@@ -591,7 +591,7 @@ def shrinker(monkeypatch: pytest.MonkeyPatch) -> FakeShrinker:
 
 
 def size(path: Path | str) -> str:
-    return f"{sum(file.stat().st_size for file in Path(path).iterdir()) / 1000:.1f} kB"
+    return f"{sum(file.stat().st_size for file in Path(path).iterdir()) / 1000:.1f} kB".replace(".0 ", " ")
 
 
 def test_shrink(bundle: Path, shrinker: FakeShrinker, capsys: pytest.CaptureFixture[str]) -> None:

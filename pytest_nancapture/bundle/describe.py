@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from pytest_nancapture.bundle.manifest import BATCH, Fault, MicroBatch, ModuleRecord, StateRecord
+from pytest_nancapture.bundle.manifest import BATCH, BuiltRecord, Fault, MicroBatch, ModuleRecord, StateRecord
 from pytest_nancapture.bundle.text import human_size, printable, some
 from pytest_nancapture.bundle.values.outline import inline, made_of, outline, tensor_shapes
 
@@ -73,6 +73,7 @@ def page(bundle: Bundle) -> str:
         "fault": _fault_rows(bundle),
         "culprit": _rows(manifest.fault.culprit or {}),
         "module": _module_rows(bundle),
+        "datamodule": _built_rows(manifest.datamodule) if manifest.datamodule else [],
         "weights from less": _recipes(manifest.module),
         "batch": _batch_rows(bundle),
         "random state": _seeds(bundle),
@@ -151,20 +152,9 @@ def _fault_rows(bundle: Bundle) -> Iterator[Row]:
 
 def _module_rows(bundle: Bundle) -> Iterator[Row]:
     record = bundle.manifest.module
-    for key, target, file in (
-        ("target", record.target, record.file),
-        ("factory", record.factory, record.factory_file),
-    ):
-        if target:
-            yield key, target + (f"   in {file}" if file else "")
-    for key, value in record.arguments.items():
-        yield f"argument {key}", inline(value)
-    for reason in record.unwritten:
-        yield "not written", reason
-    for state in record.state:
-        yield f"state {_place(state)}", inline(state.value)
-    for missing in record.missing:
-        yield "missing", f"{missing.where}: {missing.why}"
+    if record.factory:
+        yield "factory", record.factory + (f"   in {record.factory_file}" if record.factory_file else "")
+    yield from _built_rows(record)
     if record.initial is not None:
         count, seed = len(record.initial.all_names()), record.initial.seed
         yield "initial", f"{count} weights are as the code makes them under seed {seed}"
@@ -176,6 +166,18 @@ def _module_rows(bundle: Bundle) -> Iterator[Row]:
     ):
         if names:
             yield key, f"{len(names)}: {some([name or 'the module itself' for name in names])}"
+
+
+def _built_rows(record: BuiltRecord) -> Iterator[Row]:
+    yield "target", record.target + (f"   in {record.file}" if record.file else "")
+    for key, value in record.arguments.items():
+        yield f"argument {key}", inline(value)
+    for reason in record.unwritten:
+        yield "not written", reason
+    for state in record.state:
+        yield f"state {_place(state)}", inline(state.value)
+    for missing in record.missing:
+        yield "missing", f"{missing.where}: {missing.why}"
 
 
 def _seeds(bundle: Bundle) -> Iterator[Row]:

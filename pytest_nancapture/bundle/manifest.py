@@ -57,8 +57,7 @@ class Healed:
 
     Attributes:
         learns: whether any parameter would have a gradient other than 0.
-        idle: of the parameters whose gradients a replay asks for, those that this batch teaches nothing, whatever the
-            weights are.
+        idle: of the parameters whose gradients a replay asks for, those that this batch teaches nothing at any weights.
         silent: those among the others that have no gradient once the bad values are 0.
     """
 
@@ -94,8 +93,7 @@ class Fault:
         batch_idx: of the guilty micro-batch.
         losses: one per micro-batch, as text (JSON has no NaN); empty text where a micro-batch had none.
         buffers: names of buffers that the step left non-finite.
-        weights: names of parameters and buffers that were non-finite before the step began or, with
-            ``optimizer_history``, after its update.
+        weights: names of those that were non-finite before the step began or, with a history, after its update.
         seen: how many steps of the run had this fault; the bundle is the first one's.
         healed: what is left for a fix to learn; None where that is not known.
         raised: what the step raised over a value that is not finite, instead of coming to its end.
@@ -125,8 +123,7 @@ class InitialRecord:
         seed: of torch, numpy and python, set before the module is built.
         names: last parts of names -> the submodules that have all of them: ``{"bias weight": ("fc", "head")}``.
         sha256: over name, dtype, shape and bytes of each, as they were when the fault was seen; empty where not known.
-        sketch: of each, in the order of their names, its dtype, its shape, and two sums of its values, which another
-            processor's rounding hardly changes.
+        sketch: of each, in the order of names, dtype, shape, and two sums that another processor's rounding spares.
     """
 
     seed: int
@@ -186,20 +183,36 @@ class MissingRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModuleRecord:
-    """How to rebuild the module, and the state it was in besides its tensors.
+class BuiltRecord:
+    """How to rebuild an object of the user's, and the state it was in.
 
     Attributes:
         target: ``package.module:Class``.
         file: its source file relative to the repository; None for installed code.
-        factory: ``package.module:function`` that returns the module, called without arguments.
         arguments: of the constructor, encoded as in a batch tree.
         unwritten: arguments that could not be written, each with the reason.
         instantiator: a function that is called with the class and the arguments instead, since those are configuration.
-        eval_mode: submodules that were in eval mode.
-        frozen: parameters that did not require a gradient.
         state: attributes of any depth that are otherwise than the constructor makes them.
         missing: state that is not in the bundle: nothing proves then that a replay is the step that was captured.
+    """
+
+    target: str
+    file: str | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
+    unwritten: tuple[str, ...] = ()
+    instantiator: str | None = None
+    state: tuple[StateRecord, ...] = ()
+    missing: tuple[MissingRecord, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleRecord(BuiltRecord):
+    """How to rebuild the module, and the state it was in besides its tensors.
+
+    Attributes:
+        factory: ``package.module:function`` that returns the module, called without arguments.
+        eval_mode: submodules that were in eval mode.
+        frozen: parameters that did not require a gradient.
         compiled: submodules that were compiled with ``torch.compile``.
         synchronized: batch norms whose statistics were taken over several ranks, and so are not the batch's own.
         changed_before_copy: names of weights that the step had already changed when they were copied.
@@ -208,17 +221,10 @@ class ModuleRecord:
         initial: weights that are not stored, but left as the code makes them.
     """
 
-    target: str
-    file: str | None = None
     factory: str | None = None
     factory_file: str | None = None
-    arguments: dict[str, Any] = field(default_factory=dict)
-    unwritten: tuple[str, ...] = ()
-    instantiator: str | None = None
     eval_mode: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
-    state: tuple[StateRecord, ...] = ()
-    missing: tuple[MissingRecord, ...] = ()
     compiled: tuple[str, ...] = ()
     synchronized: tuple[str, ...] = ()
     changed_before_copy: tuple[str, ...] = ()
@@ -237,10 +243,8 @@ class TrainerRecord:
         num_training_batches: micro-batches an epoch; None where the loader did not say.
         total_batch_idx: micro-batches since fit began, at the first of the window.
         last_batch: whether the window's last micro-batch was the epoch's last.
-        guilty_step: which of the window's optimizer steps went wrong, counted from 0; manual optimisation may make
-            several.
-        autocasts: whether mixed precision was meant for the kind of device of the module. Where Lightning does not know
-            that kind it switches on that of CUDA by itself, which does nothing.
+        guilty_step: which of the window's optimizer steps went wrong, from 0; manual optimisation may make several.
+        autocasts: whether mixed precision was meant for the module's kind of device, and not by default for CUDA.
         logger: whether there was one.
     """
 
@@ -322,8 +326,7 @@ class OptimizerRecord:
 
     Attributes:
         states: one tree per optimizer, as ``state_dict()`` gives it.
-        constant: per optimizer and parameter group, the hyperparameters that had not changed since fit began: they are
-            code, and a replay takes today's.
+        constant: per optimizer and group, hyperparameters that had not changed since fit began: code, and so today's.
     """
 
     states: tuple[Any, ...]
@@ -357,7 +360,7 @@ class PinRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """All of ``bundle.json``."""
+    """All of ``bundle.json``; `datamodule`: what the loop calls so, where there was one for the module to read."""
 
     fault: Fault
     module: ModuleRecord
@@ -368,6 +371,7 @@ class Manifest:
     files: dict[str, FileRecord]
     code: CodeRecord
     environment: dict[str, Any]
+    datamodule: BuiltRecord | None = None
     optimizer: OptimizerRecord | None = None
     pin: PinRecord | None = None
 

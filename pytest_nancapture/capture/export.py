@@ -16,6 +16,7 @@ from torch import Tensor
 from pytest_nancapture.bundle.environment import code_of, distributions_of, environment
 from pytest_nancapture.bundle.manifest import (
     BatchRecord,
+    BuiltRecord,
     CodeRecord,
     Fault,
     FetchRecord,
@@ -36,6 +37,7 @@ from pytest_nancapture.bundle.tensors.names import buffers, parameters, submodul
 from pytest_nancapture.bundle.values.encode import Encoder
 from pytest_nancapture.bundle.values.references import code_root, folders_from
 from pytest_nancapture.bundle.write import write_bundle
+from pytest_nancapture.capture.datamodule.record import record_of
 from pytest_nancapture.capture.recipe import Recipe
 from pytest_nancapture.capture.state import State, find_state, with_arguments
 from pytest_nancapture.errors import UnwritableValueError
@@ -122,7 +124,9 @@ class Capture:
             environment=environment(self.run.device, (*self.run.distributions, *distributions_of(self.run.module))),
             optimizer=optimizer,
         )
-        state = self._state(manifest)
+        data, values = self._data()
+        manifest = dataclasses.replace(manifest, datamodule=data)
+        state = self._state(manifest, values)
         self.opaque = state.opaque
         added = tuple(sorted(state.added))
         manifest = with_arguments(manifest, state.given)
@@ -132,22 +136,35 @@ class Capture:
             dirpath,
             f"step-{fault.global_step:06d}-rank-{self.run.rank}",
             manifest,
-            weights={**self._weights(state.buffers), **self.recipe.tensors, **state.tensors},
+            weights={**self._weights(state.buffers), **self.recipe.tensors, **state.tensors, **values},
             batch={name: tensor for batch in self.window.batches for name, tensor in batch.tensors.items()},
             rng=rng.tensors,
             optimizer=states.tensors if optimizer is not None else None,
         )
+
+    def _data(self) -> tuple[BuiltRecord | None, dict[str, Tensor]]:
+        """What the module's code may read beside itself."""
+        if self.run.data is None or self.recipe.of_data is None:
+            return None, {}
+        try:
+            return record_of(self.run, self.recipe.of_data)
+        except Exception as error:  # of a class of the user's: most modules read nothing of it
+            log.debug("nancapture: where writing the datamodule was raised", exc_info=True)
+            kind = type(self.run.data)
+            why = f"looking at it raised {type(error).__name__}: {error}"
+            return BuiltRecord(target=f"{kind.__module__}:{kind.__qualname__}", unwritten=(why,)), {}
 
     def _code(self, dirpath: Path) -> CodeRecord:
         folder = code_root(type(self.run.module).__module__)
         is_near = folder is None or folder in (*folders_from(started_in()), *folders_from(dirpath))
         return dataclasses.replace(code_of(self.run.module), folder="" if is_near else str(folder))
 
-    def _state(self, draft: Manifest) -> State:
+    def _state(self, draft: Manifest, values: dict[str, Tensor]) -> State:
         missing: tuple[MissingRecord, ...] = ()
         try:
             with tempfile.TemporaryDirectory(prefix="nancapture-", ignore_cleanup_errors=True) as folder:
-                found = find_state(self.run, draft, self.recipe.tensors, self.ignored, folder, self.recipe.optional)
+                tensors = {**self.recipe.tensors, **values}
+                found = find_state(self.run, draft, tensors, self.ignored, folder, self.recipe.optional)
         except Exception as error:  # of a class of the user's: the bundle is worth more than the comparison
             log.debug("nancapture: where the comparison was raised", exc_info=True)
             why = f"comparing it with one built from the bundle raised {type(error).__name__}: {error}"

@@ -6,8 +6,8 @@ import ast
 import functools
 import inspect
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from torch import nn
@@ -17,11 +17,15 @@ _SAME = ("int", "float", "str", "bool", "list", "tuple", "dict", "set", "copy", 
 NOWHERE = object()
 
 
-def kept_under(module: nn.Module, names: Iterable[str]) -> dict[str, Any]:
+def kept_under(module: Any, names: Iterable[str], *, made: bool = False) -> dict[str, Any]:
     """Of the arguments of these names the ones that `module` keeps, as they are now.
 
     Where the constructor can be read it says which attribute holds an argument; else that of the same name is taken,
     unless the constructor makes it of something else.
+
+    Args:
+        made: take parts of the module even so, where they have the argument's name: a constructor that converts an
+            argument may let a converted one be.
     """
     assigned = _assigned(type(module))  # type: ignore[arg-type]  # classes have a hash
     found: dict[str, Any] = {}
@@ -29,12 +33,34 @@ def kept_under(module: nn.Module, names: Iterable[str]) -> dict[str, Any]:
         value = attribute(module, assigned.get(name, name))
         if assigned.get(name, name) and value is not NOWHERE:
             found[name] = value
+        elif made and isinstance(attribute(module, name), nn.Module):
+            found[name] = attribute(module, name)
     return found
 
 
-def attribute(module: nn.Module, name: str) -> Any:
+def told_by(module: Any, known: Collection[str]) -> dict[str, Any]:
+    """Arguments that an object tells of itself, as those do that pickle by them, or that keep all ``**kwargs``.
+
+    Args:
+        known: those that were saved; where some of ``**kwargs`` were, all were.
+    """
+    found: dict[str, Any] = {}
+    for parameter in inspect.signature(type(module).__init__).parameters.values():
+        held = vars(module).get(parameter.name)
+        is_it = parameter.kind is inspect.Parameter.VAR_KEYWORD and isinstance(held, dict)
+        if is_it and held is not None and not held.keys() & set(known):
+            found.update((name, value) for name, value in held.items() if isinstance(name, str))
+    tell = getattr(type(module), "__getnewargs_ex__", None)
+    with suppress(Exception):  # of a class of somebody's
+        positional, named = tell(module) if tell is not None else ((), {})
+        found.update(named if not positional else {})
+    return {name: value for name, value in found.items() if name not in known}
+
+
+def attribute(module: Any, name: str) -> Any:
     """What the module itself holds under `name`, be it a part or a plain value; `NOWHERE` where nothing is."""
-    for home in (module._modules, module._parameters, module._buffers, vars(module)):
+    parts = (module._modules, module._parameters, module._buffers) if isinstance(module, nn.Module) else ()
+    for home in (*parts, vars(module)):
         if name in home:
             return home[name]
     return NOWHERE

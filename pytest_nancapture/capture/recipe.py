@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from pytest_nancapture.bundle.tensors.kinds import unwritable
 from pytest_nancapture.bundle.values.encode import Encoder
 from pytest_nancapture.bundle.values.references import Reference, is_typed_in, refer
-from pytest_nancapture.capture.kept import kept_under, set_aside
+from pytest_nancapture.capture.kept import kept_under, set_aside, told_by
 from pytest_nancapture.errors import CaptureError, UnwritableValueError
 
 _LARGEST = 64 * 2**20
@@ -59,6 +59,7 @@ class Recipe:
         tensors: those among the arguments, by name.
         problems: what stands in the way of a rebuild, a sentence each.
         instantiator: see :class:`Arguments`.
+        of_data: arguments of the run's datamodule, if it has one.
     """
 
     target: Reference
@@ -68,10 +69,22 @@ class Recipe:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     instantiator: str | None = None
+    of_data: Arguments | None = None
 
 
-def recipe_of(module: nn.Module, factory: str | None, arguments: Arguments) -> Recipe:
+def recipe_of(
+    module: Any,
+    factory: str | None,
+    arguments: Arguments,
+    *,
+    prefix: str = "argument/",
+    fits: Callable[[Any], bool] = lambda _: True,
+) -> Recipe:
     """The recipe of `module`; what is missing is among its problems, so that it can be told before training.
+
+    Args:
+        prefix: begins the names of tensors.
+        fits: whether a value that nobody saved may be written.
 
     Raises:
         CaptureError: `factory` names nothing that can be called.
@@ -87,7 +100,7 @@ def recipe_of(module: nn.Module, factory: str | None, arguments: Arguments) -> R
     if factory is not None:
         recipe.problems.clear()
         return recipe
-    encoder = Encoder(prefix="argument/")
+    encoder = Encoder(prefix=prefix)
     unwritable: dict[str, str] = {}
     recipe.instantiator = arguments.instantiator
     for name, value in arguments.values.items():
@@ -97,8 +110,8 @@ def recipe_of(module: nn.Module, factory: str | None, arguments: Arguments) -> R
             )
         except UnwritableValueError as error:
             unwritable[error.where] = error.problem
-    own = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
-    _add_kept(recipe, module, encoder, arguments, own)
+    own = {id(part) for part in (*module.parameters(), *module.buffers())} if isinstance(module, nn.Module) else set()
+    _add_kept(recipe, module, encoder, arguments, own, fits)
     recipe.tensors = {
         name: _blank(tensor) if id(tensor) in own else tensor.detach().clone()
         for name, tensor in encoder.tensors.items()
@@ -132,15 +145,25 @@ def _blank(tensor: Tensor) -> Tensor:
     return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
 
 
-def _add_kept(recipe: Recipe, module: nn.Module, encoder: Encoder, arguments: Arguments, own: Collection[int]) -> None:
+def _add_kept(
+    recipe: Recipe,
+    module: Any,
+    encoder: Encoder,
+    arguments: Arguments,
+    own: Collection[int],
+    fits: Callable[[Any], bool],
+) -> None:
     """Arguments that nobody saved, where the module keeps them in itself.
 
     Whether they are right the comparison at the fault tells, and the proof.
     """
-    left_out = {name: p for name, p in constructor_parameters(type(module)).items() if name not in arguments.values}
-    for name, value in kept_under(module, left_out).items():
-        default = left_out[name].default
-        if default is not inspect.Parameter.empty and _is_the_same(value, default):
+    own_names, known = constructor_parameters(type(module)), arguments.values
+    left_out = {**own_names, **_passed_on(type(module), own_names)}
+    optional = [name for name, p in left_out.items() if name not in known and p.default is not p.empty]
+    kept = kept_under(module, [name for name in left_out if name not in known])
+    for name, value in {**kept_under(module, optional, made=True), **kept, **told_by(module, known)}.items():
+        default = left_out[name].default if name in left_out else inspect.Parameter.empty
+        if not fits(value) or (default is not inspect.Parameter.empty and _is_the_same(value, default)):
             continue
         if _is_worth_writing(value, name, arguments.attributes, own):
             with set_aside(value, arguments.attributes):
@@ -165,7 +188,7 @@ def _is_worth_writing(value: Any, name: str, attributes: Collection[str], own: C
         return False
 
 
-def _problems(module: nn.Module, unwritable: Mapping[str, str], arguments: Arguments) -> Iterator[str]:
+def _problems(module: Any, unwritable: Mapping[str, str], arguments: Arguments) -> Iterator[str]:
     """What is wrong with the arguments, a sentence for all of a kind."""
     kind = type(module)
     left_out = {name: p for name, p in constructor_parameters(kind).items() if name not in arguments.values}
@@ -188,9 +211,9 @@ def _problems(module: nn.Module, unwritable: Mapping[str, str], arguments: Argum
         )
 
 
-def _is_another_module(module: nn.Module, name: str, default: Any) -> bool:
+def _is_another_module(module: Any, name: str, default: Any) -> bool:
     """Whether what the module keeps under an argument's name is a submodule of another class than the default."""
-    kept = module._modules.get(name)
+    kept = getattr(module, "_modules", {}).get(name)
     return kept is not None and type(kept) is not type(default)
 
 
@@ -214,6 +237,19 @@ def _factory(factory: str, door: str) -> Reference:
         return Reference(factory, refer(found).file)
     except ValueError:
         return Reference(factory)
+
+
+def _passed_on(kind: type, own: Collection[str]) -> dict[str, inspect.Parameter]:
+    """Optional arguments that the constructor hands on to its bases' unseen, as ``**kwargs``."""
+    found: dict[str, inspect.Parameter] = {}
+    for base in kind.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        parameters = inspect.signature(base.__init__).parameters.values()  # type: ignore[misc]
+        found = {**{p.name: p for p in parameters if p.default is not p.empty and p.name not in own}, **found}
+        if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+            break
+    return found
 
 
 def constructor_parameters(kind: type) -> dict[str, inspect.Parameter]:

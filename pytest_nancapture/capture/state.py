@@ -71,7 +71,7 @@ def find_state(
 
     Args:
         draft: the manifest without the state.
-        arguments: tensors of the constructor's arguments.
+        arguments: tensors of the constructors' arguments, and of what else is no state of the module's.
         ignored: names of attributes that are no state.
         folder: an empty one, for what user code writes.
         optional: arguments, encoded, that are only given where the code by itself makes another module.
@@ -100,7 +100,7 @@ def find_state(
             return None
         draft = with_arguments(draft, given)
         try:
-            _bring_up(run, draft, built, lambda: compare(built), folder)
+            _bring_up(run, draft, built, arguments, lambda: compare(built), folder)
         except Exception as error:  # the user's hooks may need what only a run has
             log.debug("nancapture: compared before setup: it raised %s: %s", type(error).__name__, error)
         if not found:
@@ -130,7 +130,13 @@ def _build_with(
     except RebuildError:
         return optional, _build(run, with_arguments(draft, optional), arguments)
     given = {name: node for name, node in optional.items() if not _makes(built, name, node, arguments)}
-    return given, _build(run, with_arguments(draft, given), arguments) if given else built
+    if not given:
+        return given, built
+    try:
+        return given, _build(run, with_arguments(draft, given), arguments)
+    except RebuildError as error:  # what was found in the module is not what the constructor takes
+        log.debug("nancapture: not built with %s: %s", ", ".join(given), error)
+        return {}, built
 
 
 def _makes(built: nn.Module, name: str, node: Any, arguments: dict[str, Tensor]) -> bool:
@@ -153,15 +159,20 @@ def _is_alike(made: Tensor, given: Tensor, *, is_own: bool) -> bool:
 
 
 def _build(run: Run, draft: Manifest, arguments: dict[str, Tensor]) -> Any:
-    resolver = LiveResolver()
-    decoder = Decoder({name: tensor.detach().cpu().clone() for name, tensor in arguments.items()}, resolver)
-    built = build_module(draft.module, decoder, resolver, run.check_class)
+    decoder = _decoder(arguments)
+    built = build_module(draft.module, decoder, decoder.resolver, run.check_class)
     live = {**dict(parameters(run.module)), **dict(buffers(run.module))}
     materialize(built, live)
     return built
 
 
-def _bring_up(run: Run, draft: Manifest, built: Any, then: Callable[[], None], folder: str) -> None:
+def _decoder(tensors: dict[str, Tensor]) -> Decoder:
+    return Decoder({name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}, LiveResolver())
+
+
+def _bring_up(
+    run: Run, draft: Manifest, built: Any, values: dict[str, Tensor], then: Callable[[], None], folder: str
+) -> None:
     """Take it through its loop to the instant: hooks such as ``setup`` are code that a replay runs, too."""
 
     def restore() -> None:
@@ -184,6 +195,7 @@ def _bring_up(run: Run, draft: Manifest, built: Any, then: Callable[[], None], f
             engine=Engine(module=built, restore=restore),
             device=device,
             folder=folder,
+            decoder=lambda: _decoder(values),
         )
     )
 

@@ -38,5 +38,7 @@ def pytest_nancapture_batch(bundle: Bundle, batch: Any) -> Any | None:
 def pytest_nancapture_trainer_kwargs(bundle: Bundle) -> dict[str, Any] | None:
     """Arguments for the replay's Trainer, over those the bundle asks for.
 
-    The answers of several implementations are merged; that of the ``conftest.py`` nearest to the bundle wins.
+    The answers of several implementations are merged; that of the ``conftest.py`` nearest to the bundle wins. A
+    ``datamodule`` among them is what the module's code finds under ``trainer.datamodule``, as the hook has set it up:
+    it gives no batch.
     """

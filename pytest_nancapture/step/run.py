@@ -34,6 +34,7 @@ class Run(Protocol):
         starts_with_code: whether code of the user's runs between the instant and the forward; a replay runs it again.
         ends_with_code: whether code of the user's may write buffers between the look at a step and its end.
         checkpoint: from which the run was resumed, weights and optimizers' states; empty where it was not.
+        data: an object that the module's code may read through the loop, such as a datamodule; None without one.
         mends_nothing: whether no code of the user's runs between backward and update, nor drops gradients.
     """
 
@@ -50,6 +51,7 @@ class Run(Protocol):
     starts_with_code: bool
     ends_with_code: bool
     checkpoint: str
+    data: Any
     mends_nothing: bool
 
     @property

@@ -31,7 +31,7 @@ from pytest_nancapture.errors import BundleDamagedError
 from pytest_nancapture.step.engine import Engine, Tracer
 from pytest_nancapture.step.rebuild import bring_to_the_instant
 
-_ARGUMENTS = ("argument/", "attribute/")
+_ARGUMENTS = ("argument/", "attribute/", "datamodule/")
 """What begins the names of tensors in ``weights.safetensors`` that are no weights."""
 
 
@@ -84,6 +84,7 @@ class Scene:
         states: of the optimizers, before the update; None where the update is not to be made.
         engine: to be handed each moment of the step.
         folder: an empty one, for what user code writes.
+        decoder: a new one at each call, of tensors that nobody has changed, for values that are not the module's.
         overrides: what the user's hook ``trainer_kwargs`` gave.
     """
 
@@ -99,6 +100,7 @@ class Scene:
     engine: Engine
     device: torch.device
     folder: str
+    decoder: Callable[[], Decoder]
     overrides: dict[str, Any] = field(default_factory=dict)
 
 
@@ -154,12 +156,12 @@ def set_scene(
         batch: makes a micro-batch of its tree; None for just that.
         restored: called whenever the module was brought to the instant.
     """
-    states = None
+    states, fresh = None, partial(_fresh, content, decoder.resolver)
     if manifest.optimizer is not None:
         states = [decoder.decode(state) for state in manifest.optimizer.states]
     engine = Engine(
         module=module,
-        restore=partial(_restore, module, manifest, content, decoder.resolver, restored),
+        restore=partial(_restore, module, manifest, content, fresh, restored),
         target=manifest.trainer.guilty_step,
         judges_all=True,
         # The fault showed only after the update, in buffers that hooks write or in the weights.
@@ -180,16 +182,24 @@ def set_scene(
         engine=engine,
         device=device,
         folder=folder,
+        decoder=fresh,
         overrides=overrides or {},
     )
 
 
+def _fresh(content: Content, resolver: Resolver) -> Decoder:
+    """Of copies: a hook that runs before the instant may change them, and then they are needed again."""
+    return Decoder({name: tensor.clone() for name, tensor in content.others.items()}, resolver)
+
+
 def _restore(
-    module: Any, manifest: Manifest, content: Content, resolver: Resolver, restored: Callable[[], None] | None
+    module: Any,
+    manifest: Manifest,
+    content: Content,
+    decoder: Callable[[], Decoder],
+    restored: Callable[[], None] | None,
 ) -> None:
-    # Of copies: a hook that runs before the instant may change them, and then they are needed again.
-    decoder = Decoder({name: tensor.clone() for name, tensor in content.others.items()}, resolver)
-    bring_to_the_instant(module, manifest.module, content.weights, decoder)
+    bring_to_the_instant(module, manifest.module, content.weights, decoder())
     if restored is not None:
         restored()
 

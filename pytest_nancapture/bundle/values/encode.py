@@ -148,7 +148,10 @@ class Encoder:
     def _partial(self, value: functools.partial[Any], where: str) -> Any:
         """Also one of a subclass, as configuration libraries make, which takes no part in making it."""
         kind = type(value)
-        parts = {"func": value.func, "args": value.args, "keywords": value.keywords}
+        func, args = value.func, value.args
+        if str(getattr(func, "__module__", "")).startswith("jsonargparse.") and isinstance((*args, 0, 0)[1], type):
+            func, args = args[1], args[2:]  # a command line's own way to call a class; its parser is none of the value
+        parts = {"func": func, "args": args, "keywords": value.keywords}
         node: dict[str, Any] = {"partial": [self.encode(part, f"{where}.{n}") for n, part in parts.items()]}
         if kind is not functools.partial:
             if kind.__new__ is not functools.partial.__new__:

@@ -51,6 +51,9 @@ def _accepted(module: Any, saved: dict[str, Any]) -> dict[str, Any]:
     whole = getattr(module, "_hparams_name", None)
     if saved and whole in accepted and _is_whole(module, str(whole), saved, accepted, takes_any=takes_any):
         return {str(whole): module.hparams_initial}
+    needed = [name for name, p in accepted.items() if p.default is p.empty]
+    if saved and whole is None and len(needed) == 1 and not saved.keys() & accepted.keys():
+        return {needed[0]: module.hparams_initial}  # made of it before it was saved
     return {name: value for name, value in saved.items() if name in accepted or takes_any}
 
 

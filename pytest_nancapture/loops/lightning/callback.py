@@ -92,6 +92,8 @@ class NaNCapture(Callback):
         if count > 1:
             raise CaptureError(f"expected one NaNCapture in a run, came {count}: each would capture the other's reruns")
         recipe = recipe_of(pl_module, self._factory, saved_arguments(pl_module))
+        if trainer.datamodule is not None:
+            recipe.of_data = saved_arguments(trainer.datamodule)
         for problem in recipe.problems if trainer.is_global_zero else ():
             log.warning("nancapture: bundles of this run cannot be replayed without help: %s", problem)
         for problem in _unwritable(pl_module) if trainer.is_global_zero else ():

@@ -15,8 +15,15 @@ from pytest_nancapture.bundle import numerics
 from pytest_nancapture.bundle.manifest import OptimizerRecord
 from pytest_nancapture.errors import RebuildError
 from pytest_nancapture.loops.lightning.iterators import Fetched, Played, takes_iterator
-from pytest_nancapture.loops.lightning.trainer import WindowLoader, build_trainer, framework_of, set_counters
+from pytest_nancapture.loops.lightning.trainer import (
+    WindowLoader,
+    build_trainer,
+    check_data_class,
+    framework_of,
+    set_counters,
+)
 from pytest_nancapture.loops.lightning.wrappers import Wraps, is_inherited, last_hook
+from pytest_nancapture.step.data import build_data, put_data
 from pytest_nancapture.step.engine import Enough
 from pytest_nancapture.step.scene import Scene
 
@@ -30,6 +37,8 @@ _STAND_INS: dict[str, Callable[..., Any]] = {
 
 A step that calls them itself gets the module's own.
 """
+
+_HOOKS_OF_DATA = ("teardown", "on_exception")
 
 
 def play(scene: Scene) -> None:
@@ -56,6 +65,8 @@ def play(scene: Scene) -> None:
             trainer.fit(scene.fitted, train_dataloaders=player.loader)
     finally:
         player.wraps.take_off()
+    if player.lacked:  # by code that has caught what was raised
+        raise RebuildError(player.lacked[0])
 
 
 class Player:
@@ -64,6 +75,7 @@ class Player:
     Attributes:
         wraps: those in place, to be taken off after the fit.
         loader: gives the micro-batches to a step that does not take them itself.
+        lacked: what the code has read of the datamodule, and is not there; a sentence each.
     """
 
     def __init__(self, scene: Scene) -> None:
@@ -75,6 +87,8 @@ class Player:
         self._is_inside = False
         self._has_begun = False
         self._iterators: dict[int, Played] = {}
+        self.lacked: list[str] = []
+        self._data: Any = None
         pairs = zip(scene.batches, scene.manifest.batch.window, strict=True)
         batches = [
             (number, given if micro.fetches is None else next(iter(given), None)) for (number, given), micro in pairs
@@ -96,6 +110,18 @@ class Player:
         self._begin(position)
         self._engine.open_early(states, self._scene.tensors)
         return original(batch, *rest)
+
+    def give_data(self, trainer: Any) -> None:
+        """Have the user's code read the datamodule, from its ``setup`` on; it fetches nothing, and gives no batch."""
+        record, given = self._manifest.datamodule, self._scene.overrides.get("datamodule")
+        if given is None and record is not None:
+            given = self._data = build_data(record, self._scene.decoder(), check_data_class, self.lacked)
+        if given is None:
+            return
+        for name in _HOOKS_OF_DATA:
+            self.wraps.put(given, name, lambda *_, **__: None)
+        trainer.datamodule = given
+        vars(given)["trainer"] = trainer
 
     def on_train_start(self, trainer: Any) -> None:
         """Put the wrappers in place."""
@@ -124,6 +150,9 @@ class Player:
         if not self._has_begun and self._scene.states is not None:
             assert self._manifest.optimizer is not None
             load_states(trainer.optimizers, self._scene.states, self._manifest.optimizer)
+        if not self._has_begun and self._data is not None:
+            assert self._manifest.datamodule is not None
+            put_data(self._data, self._manifest.datamodule, self._scene.decoder())
         self._has_begun = True
         if position + 1 == len(self._scene.batches):
             # Lightning counts the batches of this run, and there are none before the window's.
@@ -261,6 +290,9 @@ def load_states(optimizers: Any, states: Any, record: OptimizerRecord) -> None:
 
 def _callback(package: str, player: Player) -> Any:
     class Replay(importlib.import_module(package).Callback):  # type: ignore[misc]
+        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            player.give_data(trainer)
+
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             player.on_train_start(trainer)
 

@@ -49,6 +49,7 @@ class LightningRun:
         self.changes_batches = not all(_leaves(callback, ("on_train_batch_start",)) for callback in trainer.callbacks)
         self.starts_with_code = not is_inherited(module, "on_train_batch_start")
         self.ends_with_code = not (module.automatic_optimization and is_inherited(module, "on_train_batch_end"))
+        self.data: Any = trainer.datamodule
         self.checkpoint = str(trainer.ckpt_path or "")
         self.mends_nothing = _leaves(module, _STEP_HOOKS) and all(
             _leaves(callback, _MENDING_HOOKS) for callback in trainer.callbacks

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from pytest_nancapture.bundle.manifest import TrainerRecord
+from pytest_nancapture.errors import RebuildError
 from pytest_nancapture.loops.lightning.silence import silent_logger
 
 _NEVER = 2**31 - 1
@@ -29,7 +30,7 @@ def build_trainer(
     Args:
         anomaly: whether torch's anomaly mode is on, which the Trainer else switches off.
         folder: an empty one, for what user code writes below ``trainer.default_root_dir``.
-        overrides: arguments of the user's, which win.
+        overrides: arguments of the user's, which win; a ``datamodule`` among them is none of the Trainer's.
     """
     package = framework_of(module)
     plugins = importlib.import_module(f"{package}.plugins.precision")
@@ -67,7 +68,14 @@ def build_trainer(
     if "precision" in overrides:
         arguments.pop("plugins", None)
     callbacks = [callback, *_listed(overrides.get("callbacks"))]
-    return importlib.import_module(package).Trainer(**{**arguments, **overrides, "callbacks": callbacks})
+    given = {name: value for name, value in overrides.items() if name != "datamodule"}
+    return importlib.import_module(package).Trainer(**{**arguments, **given, "callbacks": callbacks})
+
+
+def check_data_class(kind: type, source: str) -> None:
+    """Refuse what a Trainer can have for no datamodule."""
+    if not any(base.__name__ == "LightningDataModule" for base in kind.__mro__):
+        raise RebuildError(f"{source}: expected a LightningDataModule, came {kind.__qualname__}")
 
 
 def _knows(package: str, kind: str) -> bool:

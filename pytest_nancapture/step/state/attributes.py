@@ -10,12 +10,15 @@ from torch import Tensor, nn
 from pytest_nancapture.bundle.tensors.names import submodules
 from pytest_nancapture.step.run import Run
 from pytest_nancapture.step.state.inventory import is_rare
-from pytest_nancapture.step.state.objects import LargeTensors, Objects
+from pytest_nancapture.step.state.objects import LargeTensors, Objects, is_small
 
 _PLAIN = (bool, int, float, str, type(None))
 _OF_COMPILING = ("_compiled_call_impl", "_compiler_ctx", "_orig_mod")
 _MANY = 2_000
 """Objects; where there are more, they are looked into at rare windows only, and in between at the root's alone."""
+
+_SMALL = 1_000
+"""Values, and kilobytes, that one attribute of a datamodule may hold to be taken at each instant."""
 
 
 class AttributeWatch:
@@ -35,6 +38,8 @@ class AttributeWatch:
         self._moving: set[str] = set()
         self._homes: list[nn.Module] = []
         self._marked: list[Tensor] = []
+        self._of_data: frozenset[str] = frozenset()
+        """Names of the attributes of what gives the data that are small."""
         self._looks = 0
         self._count = 0
 
@@ -49,6 +54,8 @@ class AttributeWatch:
             objects.take_attributes(module, self.ignored)
         for tensor in self._marked:
             objects.take_marks(tensor)
+        if self._run.data is not None:
+            objects.take_attributes(self._run.data, vars(self._run.data).keys() - self._of_data)
         if rare:
             self._count = objects.count
         return objects
@@ -62,6 +69,8 @@ class AttributeWatch:
         ]
         tensors = itertools.chain(self._module.parameters(), self._module.buffers())
         self._marked = [tensor for tensor in tensors if vars(tensor)]
+        held = vars(self._run.data) if self._run.data is not None else {}
+        self._of_data = frozenset(name for name, value in held.items() if is_small(value, _SMALL, self._foreign))
 
     def changed(self) -> dict[tuple[str, str], Any]:
         """Plain attributes that are not what they were when fit began, by submodule and name."""

@@ -64,8 +64,8 @@ class Comparison:
         opaque: places whose insides cannot be looked into; filled as they are met.
     """
 
-    live: nn.Module
-    built: nn.Module
+    live: Any
+    built: Any
     ignored: Collection[str]
     foreign: Collection[str]
     opaque: list[str] = field(default_factory=list)
@@ -75,6 +75,11 @@ class Comparison:
         self._names = {**_names(self.live), **_names(self.built)}
         self._seen: set[tuple[int, int]] = set()
         return list(self._modules())
+
+    def of_objects(self) -> list[Difference]:
+        """The places that differ in two objects that are no modules."""
+        self._names, self._seen = {}, set()
+        return [Difference("", way, value) for way, value in self._attributes(self.live, self.built)]
 
     def _modules(self) -> Iterator[Difference]:
         theirs = dict(submodules(self.built))
@@ -127,7 +132,7 @@ class Comparison:
         way = (Step("attribute", "hooks"),)
         return len(live) == len(built) and all(self._same(a, b, way) for a, b in zip(live, built, strict=True))
 
-    def _attributes(self, live: nn.Module, built: nn.Module) -> Iterator[tuple[Way, Any]]:
+    def _attributes(self, live: Any, built: Any) -> Iterator[tuple[Way, Any]]:
         mine = {k: v for k, v in vars(live).items() if k not in self.ignored and not _is_method(live, k)}
         theirs = {k: v for k, v in vars(built).items() if k not in self.ignored and not _is_method(built, k)}
         for name, value in mine.items():
@@ -181,13 +186,17 @@ class Comparison:
         elif isinstance(live, (set, frozenset)):
             if live != built:
                 yield way, live
+        elif type(live).__module__.partition(".")[0] == "omegaconf":
+            if live != built:  # by values: nodes of a schema's and others may hold the same
+                yield way, live
         elif self._is_open(live):
             yield from self._objects(live, built, way)
         elif not self._is_equal(live, built, way):
             yield way, live
 
     def _dicts(self, live: dict[Any, Any], built: dict[Any, Any], way: Way) -> Iterator[tuple[Way, Any]]:
-        keys, theirs = list(dict.keys(live)), list(dict.keys(built))
+        theirs = list(dict.keys(built))
+        keys = [key for key, value in dict.items(live) if dict.__contains__(built, key) or not self._is_foreign(value)]
         # A new key at the end can be put there; any other order is the whole dict's own.
         if not self._same(getattr(live, "default_factory", None), getattr(built, "default_factory", None), way):
             yield way, live

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from pytest_nancapture.bundle.tensors.kinds import is_expanded, unwritable
 from pytest_nancapture.bundle.values.generators import GENERATORS
@@ -92,7 +93,7 @@ class Objects:
         elif self.is_theirs(value):
             self._object(value, depth)
 
-    def take_attributes(self, module: nn.Module, ignored: Collection[str]) -> None:
+    def take_attributes(self, module: Any, ignored: Collection[str]) -> None:
         """Take what a module's attributes hold; its tensors and submodules are somebody else's.
 
         Args:
@@ -125,7 +126,7 @@ class Objects:
         """Whether it is an object of a class of the user's, with attributes of its own."""
         if isinstance(value, _WITHOUT_STATE) or not hasattr(value, "__dict__"):
             return False
-        return not any(base.__module__.partition(".")[0] in self._foreign for base in type(value).__mro__)
+        return not _is_of(value, self._foreign)
 
     def _all(self, values: Any, depth: int) -> None:
         if len(values) <= _MANY:
@@ -190,6 +191,52 @@ class Objects:
     def _state(self, get: Callable[[], Any], put: Callable[[Any], Any]) -> None:
         state = get()
         self._restore.append(lambda: put(state))
+
+
+def is_small(value: Any, leaves: int, foreign: Collection[str]) -> bool:
+    """Whether a value holds no more than so many others, and neither data sets nor what serves them.
+
+    Args:
+        leaves: values, and kilobytes of tensors and arrays.
+        foreign: packages whose objects do not count.
+    """
+    size, stack, seen = 0.0, [value], set()
+    while stack:
+        part = stack.pop()
+        if id(part) in seen or _is_of(part, foreign):
+            continue
+        seen.add(id(part))
+        if isinstance(part, (Dataset, DataLoader, Sampler)):
+            return False
+        inside = _inside(part)
+        size += 1 + len(inside) + _bytes_of(part) / 1024
+        if size > leaves:
+            return False
+        stack += inside
+    return True
+
+
+def _inside(part: Any) -> Collection[Any]:
+    if isinstance(part, dict):
+        return [*part.keys(), *part.values()] if len(part) <= _MANY * 10 else range(2 * len(part))
+    if isinstance(part, (list, tuple, set, frozenset, deque)):
+        return part
+    if isinstance(part, (Tensor, np.ndarray, *_WITHOUT_STATE)):
+        return ()
+    return list(getattr(part, "__dict__", {}).values())
+
+
+def _bytes_of(part: Any) -> int:
+    if isinstance(part, Tensor):
+        return part.numel() * part.element_size()
+    if isinstance(part, (str, bytes, bytearray)):
+        return len(part)
+    number = getattr(part, "nbytes", 0)  # of an array, or a table's column
+    return number if isinstance(number, int) else 0
+
+
+def _is_of(value: Any, packages: Collection[str]) -> bool:
+    return any(base.__module__.partition(".")[0] in packages for base in type(value).__mro__)
 
 
 def _identities(value: Any) -> list[int]:

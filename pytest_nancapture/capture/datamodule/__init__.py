@@ -1,0 +1,1 @@
+"""The datamodule that a run had: what a bundle holds of it."""
