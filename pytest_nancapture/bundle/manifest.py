@@ -42,8 +42,7 @@ class Gradients:
     Attributes:
         total: number of parameters that had a gradient.
         nonfinite: those whose gradient held NaN or Inf.
-        nonzero: those whose gradient was not all zero (a non-finite one counts); of a step that raised before it had
-            gradients, those that led to what it raised over.
+        nonzero: those whose gradient was not all zero; of a step that raised before, those behind what it raised over.
     """
 
     total: int = 0

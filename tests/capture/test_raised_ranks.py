@@ -1,14 +1,12 @@
 """One rank's step raises: its exception goes on, and it asks no other rank, nor waits for any."""
 
 import json
-import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from in_time import run_in_time
 from training import bundles_in
 
 SCRIPT = Path(__file__).with_name("ddp_raise.py")
@@ -19,15 +17,7 @@ SECONDS = 180
 def run(folder: Path, how: str) -> tuple[list[dict[str, Any]], str]:
     """What each rank ended by, and what was said."""
     command = [sys.executable, str(SCRIPT), str(folder), how, "watched"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ranks = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
-    )
-    try:
-        _, errors = ranks.communicate(timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(ranks.pid, signal.SIGKILL)
-        pytest.fail("the ranks wait for each other")
+    _, _, errors = run_in_time(command, SECONDS)
     return [json.loads((folder / f"{rank}.json").read_text("utf-8")) for rank in (0, 1)], errors
 
 

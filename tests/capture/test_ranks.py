@@ -3,16 +3,14 @@
 import dataclasses
 import itertools
 import json
-import os
 import re
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+from in_time import run_in_time
 from torch import nn
 from training import Net, batches, bundles_in, capture_one, fit
 
@@ -77,17 +75,7 @@ def start(folder: Path, ranks: int, scenarios: list[Scenario], seconds: float) -
         str(ranks),
         json.dumps([told(scenario) for scenario in scenarios]),
     ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    run = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
-    )
-    try:
-        output, errors = run.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(run.pid, signal.SIGKILL)
-        output, errors = run.communicate()
-        pytest.fail(f"the ranks wait for each other; they had told:\n{output}\n{errors}")
-    return run.returncode, output, errors
+    return run_in_time(command, seconds)
 
 
 def runs_of(folder: Path, ranks: int, scenarios: list[Scenario], seconds: float = SECONDS) -> list[Run]:
