@@ -7,13 +7,16 @@ whatever has no gradient yet is tried again with other numbers in place of the b
 with small weights and a batch of no large values. What has none in any of these learns nothing from this batch: an
 empty mask, a weight of 0 for every sample. There zeros are honest; and where 0 in place of bad ones leaves zeros, they
 are so for a weight whose own layer goes on learning: what comes into the layer is 0, what leaves it counts.
+
+NaN that the step is given, in its batch or weights, stays where the step comes to a finite end with it: there it marks
+what is missing, and code that reads the mark must find it. Where it does not, it is healed too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -38,11 +41,13 @@ class Healing:
         fill: what takes a bad value's place: 0, or numbers from 1/2 to 3/2, no two neighbours alike.
         weights: the spread of random weights in place of the captured ones, or ``own`` for their own; None keeps them.
         tames: whether the batch is scaled down to values of at most 1; zeros, signs and masks stay.
+        given: whether NaN in batch and weights is healed as well.
     """
 
     fill: Literal["zero", "spread"] = "zero"
     weights: float | Literal["own"] | None = None
     tames: bool = False
+    given: bool = False
 
     def mend(self, values: Tensor, bad: Tensor) -> None:
         """Put another number in the place of each bad one."""
@@ -119,13 +124,16 @@ def healed_step(
     Returns:
         None where it cannot be told: a run was not to be had, or was not finite even so.
     """
-    asked, learnt, silent, is_known = set(watched(gradients)), set[str](), set[str](), True
+    asked, learnt, silent, is_known, given = set(watched(gradients)), set[str](), set[str](), True, False
     for healing in HEALINGS:
         is_open = not asked <= learnt if asked else not learnt
         if not any_rank(is_known and is_open):
             break
-        finding = run(healing)
-        if finding is None or finding.found_in:
+        finding = run(replace(healing, given=given))
+        if not given and any_rank(not _is_healed(finding)):
+            given = True
+            finding = run(replace(healing, given=True))
+        if not _is_healed(finding):
             is_known = is_known and not is_open
         else:
             taught = taught_by(finding, guilty)
@@ -138,6 +146,10 @@ def healed_step(
         idle=tuple(name for name in watched(gradients) if name not in learnt),
         silent=tuple(name for name in watched(gradients) if name in learnt & silent),
     )
+
+
+def _is_healed(finding: Finding | None) -> TypeGuard[Finding]:
+    return finding is not None and not finding.found_in
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -91,7 +91,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.heals.prepare_batch(batch)
 
     def _mend_given(self, tensors: Iterable[Tensor]) -> None:
-        for tensor in tensors:
+        assert self.heals is not None
+        for tensor in tensors if self.heals.given else ():
             look = _look(tensor)
             if look.nan:
                 self._mend(look)

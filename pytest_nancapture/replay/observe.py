@@ -95,11 +95,14 @@ def gradients_when_healed(bundle: Bundle, source: Source, device: torch.device) 
 
     That is roughly what a fix will leave of the step. None where the step is not finite even so.
     """
-    with traceless() as folder:
-        run = Replay(bundle, device, ReplayHooks(), folder, source)
-        run.run(None, heals=Healing())
-    finding = run.finding
-    if finding is None or finding.found_in:
+    for given in (False, True):
+        with traceless() as folder:
+            run = Replay(bundle, device, ReplayHooks(), folder, source)
+            run.run(None, heals=Healing(given=given))
+        finding = run.finding
+        if finding is not None and not finding.found_in:
+            break
+    else:
         return None
     gradients = {name: p.grad for name, p in unique_parameters(run.stepped) if name in finding.gradients.nonzero}
     sizes = {name: stored_values(grad).abs().max().item() for name, grad in gradients.items() if grad is not None}

@@ -99,6 +99,42 @@ def test_a_hidden_mean_stays_red(tmp_path):
     assert verdict(capture(mean, tmp_path, EMPTY), mean_hidden) == "nonfinite"
 
 
+# Targets that are missing stay so: what a step would learn from them, were they there, asks nothing of a fix.
+
+MISSING = torch.full((4, 5), torch.nan)
+PARTLY = torch.where(torch.arange(20).reshape(4, 5) % 2 == 0, torch.nan, 1.0)
+
+
+def measured(self: Two, head: Tensor, aux: Tensor, y: Tensor) -> Tensor:
+    there = y.isfinite()
+    return ((head - y.nan_to_num()).square() * there).sum() / there.sum()
+
+
+def measured_clamped(self: Two, head: Tensor, aux: Tensor, y: Tensor) -> Tensor:
+    there = y.isfinite()
+    return ((head - y.nan_to_num()).square() * there).sum() / there.sum().clamp(min=1)
+
+
+def unmeasured(self: Two, head: Tensor, aux: Tensor, y: Tensor) -> Tensor:
+    return (head - y).square().mean()
+
+
+def test_what_is_missing_teaches_nothing(tmp_path):
+    """The code knows missing targets by their NaN, so a healed step must find it there."""
+    bundle = capture(measured, tmp_path, MISSING)
+    assert bundle.fault.healed is not None
+    assert not bundle.fault.healed.learns
+    assert verdict(bundle, measured_clamped) == "finite"
+
+
+@pytest.mark.parametrize("y", [PARTLY, MISSING])
+def test_what_is_missing_and_not_looked_at_is_healed(tmp_path, y):
+    """Where NaN of the batch is the fault itself, a fix that takes it for missing must learn of what is left."""
+    bundle = capture(unmeasured, tmp_path, y)
+    assert bundle.fault.healed == Healed()
+    assert verdict(bundle, measured_clamped) == ("finite" if y is PARTLY else "vacuous")
+
+
 # The zeros of other healed steps are no proof that there is nothing to learn.
 
 ZERO = torch.zeros(())

@@ -31,10 +31,6 @@ ENDS = {
     "scvi.raising": "ValueError",
 }
 """Each training, and what ends it: the callback, or the library over its own NaN."""
-NOT_YET_GREEN = {
-    "chemprop.unmeasured": "the healed step seems to learn, as the gradient of 0 / 0 is infinite where the mask is 0: "
-    "honest zeros are told to be vacuous"
-}
 NEEDS = {"command_line": "jsonargparse"}
 THERE = [name for name in dict.fromkeys(t.partition(".")[0] for t in ENDS) if find_spec(NEEDS.get(name, name))]
 pytestmark = [
@@ -137,9 +133,7 @@ def test_it_is_red_in_a_fresh_process(training, verdicts):
 
 
 @EACH
-def test_it_is_green_once_mended(training, verdicts, request):
+def test_it_is_green_once_mended(training, verdicts):
     """With the faulty function mended, the same weights and the same batch."""
     skip_if_missing(training)
-    if training in NOT_YET_GREEN:
-        request.applymarker(pytest.mark.xfail(reason=NOT_YET_GREEN[training], strict=True))
     assert verdicts["mended"].get(training) == "finite"
