@@ -27,6 +27,8 @@ COMPRESSED = {
 }
 """Sparse layouts that compress rows or columns, with the names of their two index tensors."""
 
+_LAYOUTS = frozenset({torch.strided, torch.sparse_coo, *COMPRESSED})
+
 
 def unwritable(tensor: Tensor) -> str:
     """Why `tensor` has no form on disk; empty where it has one."""
@@ -36,9 +38,10 @@ def unwritable(tensor: Tensor) -> str:
         return f"quantized tensors ({tensor.dtype}) have no form in a bundle"
     if tensor.is_nested:
         return "nested tensors have no form in a bundle"
-    if tensor.layout not in (torch.strided, torch.sparse_coo, *COMPRESSED):
-        return f"tensors of layout {tensor.layout} have no form in a bundle"
-    if tensor.layout is torch.strided and not _has_storage(tensor):
+    layout = tensor.layout
+    if layout not in _LAYOUTS:
+        return f"tensors of layout {layout} have no form in a bundle"
+    if layout is torch.strided and not _has_storage(tensor):
         return f"a {type(tensor).__qualname__} keeps its values in other tensors"
     return ""
 

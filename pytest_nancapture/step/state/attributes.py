@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from pytest_nancapture.bundle.tensors.names import submodules
 from pytest_nancapture.step.run import Run
 from pytest_nancapture.step.state.inventory import is_rare
-from pytest_nancapture.step.state.objects import LargeTensors, Objects, is_small
+from pytest_nancapture.step.state.objects import Lasting, Objects, is_small
 
 _PLAIN = (bool, int, float, str, type(None))
 _OF_COMPILING = ("_compiled_call_impl", "_compiler_ctx", "_orig_mod")
@@ -33,7 +33,7 @@ class AttributeWatch:
         self.ignored = frozenset({*vars(nn.Module()), *run.attributes, *_OF_COMPILING})
         self._known = known_things(run)
         self._foreign = run.packages
-        self._large = LargeTensors()
+        self._lasting = Lasting()
         self._first = self._plain()
         self._moving: set[str] = set()
         self._homes: list[nn.Module] = []
@@ -49,7 +49,7 @@ class AttributeWatch:
         rare = is_rare(self._looks)
         if rare:
             self._list()
-        objects = Objects(self._known, self._foreign, self._large)
+        objects = Objects(self._known, self._foreign, self._lasting)
         for module in self._homes if rare or self._count <= _MANY else self._homes[:1]:
             objects.take_attributes(module, self.ignored)
         for tensor in self._marked:

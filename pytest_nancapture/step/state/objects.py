@@ -26,13 +26,20 @@ _SMALL = 2**16
 """Values of a tensor; a larger one is copied anew only where its version says that it was written."""
 _SMALL_ARRAY = 2**20
 """Bytes of a numpy array, whose changes nothing tells; a larger one is only taken for a rerun."""
-_ATOMS = frozenset({bool, int, float, complex, str, bytes, type(None), types.FunctionType, types.MethodType, type})
+_ATOMS: frozenset[type] = frozenset(
+    {bool, int, float, complex, str, bytes, type(None), types.FunctionType, types.MethodType, type}
+)
 
 
-class LargeTensors:
-    """Copies of large tensors that are held by attributes: made once, and again when they were written."""
+class Lasting:
+    """What holds from one instant to the next: copies of large tensors, made again only once these were written.
+
+    Attributes:
+        constant: classes whose objects hold nothing that can be taken.
+    """
 
     def __init__(self) -> None:
+        self.constant: set[type] = set(_ATOMS)
         self._kept: dict[int, tuple[weakref.ref[Tensor], int, Tensor]] = {}
 
     def copy(self, tensor: Tensor) -> Tensor:
@@ -53,20 +60,21 @@ class Objects:
     """
 
     def __init__(
-        self, known: Iterable[Any] = (), foreign: Collection[str] = (), large: LargeTensors | None = None
+        self, known: Iterable[Any] = (), foreign: Collection[str] = (), lasting: Lasting | None = None
     ) -> None:
         """What to leave alone, and how much may be copied.
 
         Args:
             known: things that somebody else puts back.
             foreign: packages whose objects are no user's state.
-            large: shares copies of large tensors between instants, where large arrays are not taken; None for a rerun,
-                for which everything is copied.
+            lasting: is shared between instants, where large arrays are not taken; None for a rerun, for which all is
+                copied.
         """
-        self._large = large
+        self._lasting = lasting
+        self._constant = lasting.constant if lasting is not None else set(_ATOMS)
         self._known = known if isinstance(known, dict) else {id(thing): thing for thing in known}
         self._seen: dict[int, Any] = {}
-        self._foreign = _NOT_THEIRS.union(foreign)
+        self._foreign = foreign
         self._restore: list[Callable[[], None]] = []
 
     @property
@@ -76,7 +84,7 @@ class Objects:
     def take(self, value: Any, depth: int = 0) -> None:
         """Take what `value` holds now."""
         kind = type(value)
-        if kind in _ATOMS or id(value) in self._seen or id(value) in self._known or depth > _DEPTH:
+        if kind in self._constant or id(value) in self._seen or id(value) in self._known or depth > _DEPTH:
             return
         self._seen[id(value)] = value
         if isinstance(value, Tensor):
@@ -92,6 +100,8 @@ class Objects:
             self._generator(value)
         elif self.is_theirs(value):
             self._object(value, depth)
+        else:
+            self._constant.add(kind)
 
     def take_attributes(self, module: Any, ignored: Collection[str]) -> None:
         """Take what a module's attributes hold; its tensors and submodules are somebody else's.
@@ -111,7 +121,8 @@ class Objects:
 
         self._restore.append(refill)
         for value in kept.values():
-            self.take(value)
+            if type(value) not in self._constant:
+                self.take(value)
 
     def take_marks(self, tensor: Tensor) -> None:
         """Take what a parameter or buffer has been given besides its values, which are somebody else's."""
@@ -126,18 +137,18 @@ class Objects:
         """Whether it is an object of a class of the user's, with attributes of its own."""
         if isinstance(value, _WITHOUT_STATE) or not hasattr(value, "__dict__"):
             return False
-        return not _is_of(value, self._foreign)
+        return not (_is_of(value, _NOT_THEIRS) or _is_of(value, self._foreign))
 
     def _all(self, values: Any, depth: int) -> None:
         if len(values) <= _MANY:
             for value in values:
-                if type(value) not in _ATOMS:
+                if type(value) not in self._constant:
                     self.take(value, depth + 1)
 
     def _tensor(self, value: Tensor) -> None:
         if not unwritable(value) and value.layout is torch.strided and not is_expanded(value):
-            is_large = self._large is not None and value.numel() > _SMALL
-            kept = self._large.copy(value) if self._large is not None and is_large else value.detach().clone()
+            is_large = self._lasting is not None and value.numel() > _SMALL
+            kept = self._lasting.copy(value) if self._lasting is not None and is_large else value.detach().clone()
             version = value._version
 
             def refill() -> None:
@@ -147,7 +158,7 @@ class Objects:
             self._restore.append(refill)
 
     def _array(self, value: np.ndarray[Any, Any]) -> None:
-        if self._large is not None and value.nbytes > _SMALL_ARRAY:
+        if self._lasting is not None and value.nbytes > _SMALL_ARRAY:
             return
         kept = value.copy()
         self._restore.append(lambda: np.copyto(value, kept) if value.flags.writeable else None)
@@ -155,10 +166,9 @@ class Objects:
     def _container(self, value: Any) -> None:
         base: Any = next(kind for kind in _CONTAINERS if isinstance(value, kind))  # its methods run no code of theirs
         kept = base(value)
-        before = _identities(value)
 
         def refill() -> None:
-            if _identities(value) != before:
+            if _identities(value) != _identities(kept):
                 base.clear(value)
                 (base.update if hasattr(base, "update") else base.extend)(value, kept)
 
@@ -169,11 +179,10 @@ class Objects:
         kept = dict(home)
 
         def refill() -> None:
-            if _identities(home) != before:
+            if _identities(home) != _identities(kept):
                 home.clear()
                 home.update(kept)
 
-        before = _identities(home)
         self._restore.append(refill)
         self._all(kept.values(), depth)
 
@@ -240,6 +249,7 @@ def _is_of(value: Any, packages: Collection[str]) -> bool:
 
 
 def _identities(value: Any) -> list[int]:
-    """Of all that a container holds, in order."""
-    items = (part for pair in value.items() for part in pair) if isinstance(value, dict) else value
-    return list(map(id, items))
+    """Of all that a container holds; in order, where it has one."""
+    if isinstance(value, dict):
+        return [*map(id, value.keys()), *map(id, value.values())]
+    return sorted(map(id, value)) if isinstance(value, set) else list(map(id, value))

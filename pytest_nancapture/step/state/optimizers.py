@@ -78,8 +78,11 @@ def restore_hyperparameters(optimizers: Iterable[Any], before: Iterable[list[dic
 
 def _kept_group(group: dict[str, Any]) -> dict[str, Any]:
     # At every step, so without a slow look at what is no tensor.
-    kept = {name: value for name, value in group.items() if name != "params"}
-    kept.update([(name, _kept(value)) for name, value in kept.items() if type(value) not in _PLAIN])
+    kept = dict(group)
+    kept.pop("params", None)
+    for name, value in kept.items():
+        if type(value) not in _PLAIN:
+            kept[name] = _kept(value)
     return kept
 
 

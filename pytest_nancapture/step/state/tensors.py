@@ -31,12 +31,18 @@ class Pool:
 
     def __init__(self) -> None:
         self._free: dict[Any, list[Tensor]] = {}
+        self._kinds: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
+        """Of copies that are not given back yet, by identity: to look at a tensor again costs more than to find it."""
 
     def give_back(self, tensors: Iterable[Tensor]) -> None:
         """Nobody needs these any more; what was free before and not taken since is let go."""
         self._free = {}
-        for tensor in {id(tensor): tensor for tensor in tensors}.values():
-            if _is_plain(tensor):
+        kinds, self._kinds = self._kinds, {}
+        for key, tensor in {id(tensor): tensor for tensor in tensors}.items():
+            known = kinds.get(key)
+            if known is not None and known[0]() is tensor:
+                self._free.setdefault(known[1], []).append(tensor)
+            elif _is_plain(tensor):
                 self._free.setdefault(_kind(tensor), []).append(tensor)
 
     def copies(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -44,13 +50,16 @@ class Pool:
         made: dict[str, Tensor] = {}
         targets, sources = [], []
         for name, tensor in tensors.items():
-            free = self._free.get(_kind(tensor)) if _is_plain(tensor) else None
+            kind = _kind(tensor) if _is_plain(tensor) else None
+            free = self._free.get(kind) if kind is not None else None
             if free:
-                made[name] = free.pop()
-                targets.append(made[name])
+                made[name] = copy = free.pop()
+                targets.append(copy)
                 sources.append(tensor.detach() if tensor.requires_grad else tensor)
             else:
-                made[name] = copy_of(tensor)
+                made[name] = copy = copy_of(tensor)
+            if kind is not None:
+                self._kinds[id(copy)] = (weakref.ref(copy), kind)
         if targets:
             torch._foreach_copy_(targets, sources)
         return made
