@@ -32,7 +32,7 @@ from pytest_nancapture.bundle.manifest import (
 from pytest_nancapture.bundle.numerics import numeric_settings
 from pytest_nancapture.bundle.paths import started_in
 from pytest_nancapture.bundle.rng import RandomStates
-from pytest_nancapture.bundle.tensors.kinds import unwritable
+from pytest_nancapture.bundle.tensors.kinds import bare, unwritable
 from pytest_nancapture.bundle.tensors.names import buffers, parameters, submodules, volatile_buffers
 from pytest_nancapture.bundle.values.encode import Encoder
 from pytest_nancapture.bundle.values.references import code_root, folders_from
@@ -187,7 +187,7 @@ class Capture:
             others: buffers that code would make otherwise.
         """
         code_made = volatile_buffers(self.run.module)
-        live = {name: tensor.detach() for name, tensor in parameters(self.run.module)}
+        live = {name: bare(tensor) for name, tensor in parameters(self.run.module)}
         live.update(
             (name, buffer)
             for name, buffer in buffers(self.run.module)

@@ -21,7 +21,7 @@ def kept_under(module: Any, names: Iterable[str], *, made: bool = False) -> dict
     """Of the arguments of these names the ones that `module` keeps, as they are now.
 
     Where the constructor can be read it says which attribute holds an argument; else that of the same name is taken,
-    unless the constructor makes it of something else.
+    unless the constructor makes it of something else, or a property that only shows a part: ``return self._parts[0]``.
 
     Args:
         made: take parts of the module even so, where they have the argument's name: a constructor that converts an
@@ -31,6 +31,9 @@ def kept_under(module: Any, names: Iterable[str], *, made: bool = False) -> dict
     found: dict[str, Any] = {}
     for name in names:
         value = attribute(module, assigned.get(name, name))
+        if value is NOWHERE and _is_shown(type(module), name):  # type: ignore[arg-type]  # classes have a hash
+            with suppress(Exception):  # of a class of somebody's
+                value = getattr(module, name)
         if assigned.get(name, name) and value is not NOWHERE:
             found[name] = value
         elif made and isinstance(attribute(module, name), nn.Module):
@@ -90,6 +93,26 @@ def _assigned(kind: type) -> Mapping[str, str]:
         for name, where in _assignments(base).items():
             found.setdefault(name, where)
     return found
+
+
+@functools.lru_cache(256)
+def _is_shown(kind: type, name: str) -> bool:
+    """Whether a property of that name gives a part of the object, and does nothing else."""
+    shown = inspect.getattr_static(kind, name, None)
+    if not isinstance(shown, property):
+        return False
+    try:
+        (function,) = ast.parse(textwrap.dedent(inspect.getsource(shown.fget))).body  # type: ignore[arg-type]
+    except (OSError, TypeError, ValueError, SyntaxError):
+        return False
+    body = function.body if isinstance(function, ast.FunctionDef) else []
+    said = [node for node in body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
+    if len(said) != 1 or not isinstance(said[0], ast.Return):
+        return False
+    part = said[0].value
+    while isinstance(part, ast.Attribute) or (isinstance(part, ast.Subscript) and isinstance(part.slice, ast.Constant)):
+        part = part.value
+    return isinstance(part, ast.Name) and part is not said[0].value
 
 
 def _assignments(kind: type) -> dict[str, str]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from pytest_nancapture.bundle.tensors.kinds import unwritable
+from pytest_nancapture.bundle.tensors.kinds import bare, unwritable
 from pytest_nancapture.bundle.values.encode import Encoder
 from pytest_nancapture.bundle.values.references import Reference, is_typed_in, refer
 from pytest_nancapture.capture.kept import kept_under, set_aside, told_by
@@ -113,8 +113,7 @@ def recipe_of(
     own = {id(part) for part in (*module.parameters(), *module.buffers())} if isinstance(module, nn.Module) else set()
     _add_kept(recipe, module, encoder, arguments, own, fits)
     recipe.tensors = {
-        name: _blank(tensor) if id(tensor) in own else tensor.detach().clone()
-        for name, tensor in encoder.tensors.items()
+        name: _blank(tensor) if id(tensor) in own else bare(tensor).clone() for name, tensor in encoder.tensors.items()
     }
     there = {**arguments.values, **recipe.arguments, **recipe.optional}
     recipe.problems += _problems(module, unwritable, dataclasses.replace(arguments, values=there))
@@ -141,7 +140,7 @@ def call_of(kind: type) -> str:
 def _blank(tensor: Tensor) -> Tensor:
     """In place of one of the module's own, which a bundle holds among the weights: all zeros that take no memory."""
     if tensor.layout is not torch.strided or is_lazy(tensor) or unwritable(tensor):
-        return tensor.detach().clone()
+        return bare(tensor).clone()
     return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from pytest_nancapture.bundle.tensors.kinds import bare
 from pytest_nancapture.bundle.tensors.names import unique_parameters
 from pytest_nancapture.capture.export import Capture
 from pytest_nancapture.capture.guilty import Decision
@@ -119,7 +120,7 @@ class Recorder:
 
     def weights(self, window: Window) -> dict[str, Tensor]:
         """Parameters as of the instant."""
-        now = {name: parameter.detach() for name, parameter in unique_parameters(self._module)}
+        now = {name: bare(parameter) for name, parameter in unique_parameters(self._module)}
         return {name: window.tensors.get(name, value) for name, value in now.items()}
 
 

@@ -154,7 +154,9 @@ class Reruns:
                 "" if problem == _TRANSIENT else problem or "it cannot be followed on every rank; a replay names it",
             )
         outcome = self.again(window, optimizer, target, _trace_of(self.run.module), goes_on=goes_on)
-        culprit = outcome.culprit if outcome is not None else None
+        if outcome is None:
+            return None, "its operations could not be followed, since the rerun raised; a replay may name it"
+        culprit = outcome.culprit
         batch = {name: tensor for taken in window.batches for name, tensor in taken.tensors.items()}
         given = given_fault(weights, batch)
         if given is not None and culprit == Culprit(phase=given.phase):

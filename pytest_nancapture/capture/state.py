@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pytest_nancapture.bundle import numerics, rng
 from pytest_nancapture.bundle.manifest import Manifest, MissingRecord, StateRecord
+from pytest_nancapture.bundle.tensors.kinds import bare
 from pytest_nancapture.bundle.tensors.names import buffers, has_buffer, parameters, submodules, volatile_buffers
 from pytest_nancapture.bundle.values.decode import Decoder
 from pytest_nancapture.bundle.values.encode import Encoder
@@ -167,7 +168,7 @@ def _build(run: Run, draft: Manifest, arguments: dict[str, Tensor]) -> Any:
 
 
 def _decoder(tensors: dict[str, Tensor]) -> Decoder:
-    return Decoder({name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}, LiveResolver())
+    return Decoder({name: bare(tensor).cpu().clone() for name, tensor in tensors.items()}, LiveResolver())
 
 
 def _bring_up(

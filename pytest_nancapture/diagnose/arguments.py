@@ -8,6 +8,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from pytest_nancapture.bundle.tensors.kinds import bare
+
 _SMALL = 10**6
 """Values of a tensor that an in-place operation overwrites are kept up to this number, to explain it."""
 
@@ -26,7 +28,7 @@ def values_of(args: Any, kwargs: Any) -> tuple[Any, Any]:
     """The arguments, tensors copied where that is cheap: the operation is about to write into them."""
 
     def keep(value: Any) -> Any:
-        return value.detach().clone() if isinstance(value, Tensor) and value.numel() <= _SMALL else value
+        return bare(value).clone() if isinstance(value, Tensor) and value.numel() <= _SMALL else value
 
     result: tuple[Any, Any] = tree_map(keep, (args, kwargs))
     return result

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pytest_nancapture.bundle.tensors.kinds import stored_values
+from pytest_nancapture.bundle.tensors.kinds import bare, stored_values
 from pytest_nancapture.bundle.text import some
 from pytest_nancapture.diagnose.culprit import Culprit
 from pytest_nancapture.step.check import is_finite
@@ -72,5 +72,5 @@ def _samples(tensor: Tensor) -> str:
 
 
 def _values(tensor: Tensor) -> Tensor:
-    values = stored_values(tensor.detach())
+    values = stored_values(bare(tensor))
     return values.float() if values.dtype.itemsize == 1 else values

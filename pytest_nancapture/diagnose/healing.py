@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from pytest_nancapture.bundle.manifest import Gradients, Healed
-from pytest_nancapture.bundle.tensors.kinds import is_expanded, stored_values
+from pytest_nancapture.bundle.tensors.kinds import bare, is_expanded, stored_values
 from pytest_nancapture.bundle.tensors.names import unique_parameters
 from pytest_nancapture.step.finding import Finding
 
@@ -78,7 +78,7 @@ class Healing:
         for tensor in batch.values() if self.tames else ():
             if not _is_plain(tensor) or is_expanded(tensor):
                 continue
-            values = stored_values(tensor.detach())
+            values = stored_values(bare(tensor))
             finite = values[values.isfinite()]
             largest = finite.abs().max().item() if finite.numel() else 0.0
             if largest > 1:

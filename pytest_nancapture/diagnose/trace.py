@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from pytest_nancapture.bundle.tensors.kinds import stored_values
+from pytest_nancapture.bundle.tensors.kinds import bare, stored_values
 from pytest_nancapture.bundle.tensors.names import buffers, parameters, submodules
 from pytest_nancapture.diagnose.arguments import has_bad_number, is_written, values_of
 from pytest_nancapture.diagnose.explain import explain, explain_gradient
@@ -325,7 +325,7 @@ def _memory(tensor: Tensor) -> int:
 def _look(tensor: Tensor) -> _Look:
     if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex) or not tensor.numel() or tensor.is_meta:
         return _Look(tensor, None)
-    values = stored_values(tensor.detach())
+    values = stored_values(bare(tensor))
     if values.dtype.itemsize == 1:
         values = values.float()
     finite = values.isfinite()

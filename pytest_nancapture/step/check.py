@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from pytest_nancapture.bundle.tensors.kinds import stored_values, unwritable
+from pytest_nancapture.bundle.tensors.kinds import bare, bare_data, stored_values, unwritable
 
 _FUSED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -56,9 +56,9 @@ def _by_kind(tensors: Iterable[Tensor]) -> dict[tuple[int, torch.dtype], list[Te
     for tensor in tensors:
         dtype = tensor.dtype
         if dtype in _FUSED and tensor.layout is torch.strided:
-            values = tensor.data
+            values = bare_data(tensor)
         elif dtype.is_floating_point or dtype.is_complex:
-            values = _dense(tensor.data)
+            values = _dense(bare_data(tensor))
             dtype = values.dtype
         else:
             continue
@@ -118,22 +118,22 @@ def _one(device: torch.device) -> Tensor:
 
 def is_finite(tensor: Tensor) -> bool:
     """Whether no value of one tensor is NaN or Inf."""
-    return not _is_number(tensor) or bool(_finite(_dense(tensor.detach())).all())
+    return not _is_number(tensor) or bool(_finite(_dense(bare(tensor))).all())
 
 
 def has_nan(tensor: Tensor) -> bool:
     """Whether any value of one tensor is NaN."""
-    return _is_number(tensor) and bool(_upcast(_dense(tensor.detach())).isnan().any())
+    return _is_number(tensor) and bool(_upcast(_dense(bare(tensor))).isnan().any())
 
 
 def is_zero(tensor: Tensor) -> bool:
     """Whether every value of one tensor is 0."""
-    return not bool(_upcast(_dense(tensor.detach())).any())
+    return not bool(_upcast(_dense(bare(tensor))).any())
 
 
 def fingerprint(tensor: Tensor) -> Tensor:
     """A sum of the bits, int64: different for different values but by chance; it stays on the device."""
-    values = _dense(tensor.detach())
+    values = _dense(bare(tensor))
     return values.view(_INTEGERS[values.element_size()]).sum(dtype=torch.int64)
 
 

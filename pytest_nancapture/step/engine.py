@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pytest_nancapture.bundle.rng import RandomStates
-from pytest_nancapture.bundle.tensors.kinds import stored_values
+from pytest_nancapture.bundle.tensors.kinds import bare, stored_values
 from pytest_nancapture.bundle.tensors.names import buffers, unique_parameters
 from pytest_nancapture.step.check import all_finite, fingerprint, is_finite, is_zero
 from pytest_nancapture.step.finding import Finding, look, note_backward
@@ -308,7 +308,7 @@ def _is_good(weight: Tensor) -> bool:
 
 def _bits_of(gradient: Tensor) -> int:
     """By which a gradient is known to be another one; -0 is 0."""
-    return int(fingerprint(stored_values(gradient.detach()) + 0.0))
+    return int(fingerprint(stored_values(bare(gradient)) + 0.0))
 
 
 def gradients_of(module: nn.Module) -> list[Tensor]:

@@ -9,6 +9,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from pytest_nancapture.bundle.manifest import Gradients, Raised
+from pytest_nancapture.bundle.tensors.kinds import bare
 from pytest_nancapture.bundle.tensors.names import unique_parameters
 from pytest_nancapture.step.check import has_nan, is_finite, is_zero
 
@@ -119,7 +120,7 @@ def note_backward(loss: Tensor, losses: list[Tensor], *, is_certain: bool = Fals
     """
     if not loss.requires_grad:
         return
-    value = loss.detach()
+    value = bare(loss)
     if is_certain:
         losses.append(value)
     else:
@@ -128,7 +129,7 @@ def note_backward(loss: Tensor, losses: list[Tensor], *, is_certain: bool = Fals
 
 def _text(losses: list[Tensor]) -> str:
     """A micro-batch's losses added up, to six digits."""
-    return f"{sum(loss.detach().double().sum().item() for loss in losses):.6g}" if losses else ""
+    return f"{sum(bare(loss).double().sum().item() for loss in losses):.6g}" if losses else ""
 
 
 def surfaces_in(finding: Finding) -> Part:

@@ -135,3 +135,36 @@ def test_a_constructor_without_source() -> None:
     space: dict[str, Any] = {"Net": Net}
     exec("class Typed(Net):\n    def __init__(self, a, b):\n        super().__init__()\n        self.a = a", space)
     assert kept_under(space["Typed"](1, 2), ["a", "b"]) == {"a": 1}
+
+
+class Shown(Net):
+    """Keeps its argument in a list, and shows it by a property."""
+
+    def __init__(self, encoder: nn.Module, scale: Any) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([encoder])
+        self._values = {"scale": (scale,)}
+        self.asked = 0
+
+    @property
+    def encoder(self) -> nn.Module:
+        """The first part."""
+        return self.parts[0]
+
+    @property
+    def scale(self) -> Any:
+        self.asked += 1
+        return self._values["scale"][0]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, good = batch
+        return self.encoder(x).mean() * self._values["scale"][0] * (good / good)
+
+
+def test_an_argument_that_a_property_shows(tmp_path: Any, caplog: Any) -> None:
+    """It is read by a property that only gives a part; one that does more is never called."""
+    module = Shown(nn.Linear(3, 4), 2.0)
+    assert kept_under(module, ["encoder", "scale"]) == {"encoder": module.parts[0]}
+    assert module.asked == 0
+    fit(module, batches(bad=[]), NaNCapture(tmp_path))
+    assert "argument 'scale' of Shown is not among its hparams" in caplog.text

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor
 from training import Net, batches, capture_one, fit
 
 from pytest_nancapture import NaNCapture, NonFiniteError, find_bundles, replay
@@ -81,3 +82,91 @@ def test_harmless_without_a_fault(kind, tmp_path):
     fit(module, batches(bad=()), NaNCapture(tmp_path))
     assert module.odd is before
     assert not torch.equal(module.layer.weight, weight)
+
+
+class Labelled(Tensor):
+    """Has labels, which its own methods need, as a library's: without them it can neither be copied nor looked at."""
+
+    @staticmethod
+    def of(values: Tensor, labels: list[str]) -> "Labelled":
+        made = values.as_subclass(Labelled)
+        made.labels = labels
+        return made
+
+    def clone(self, *args, **kwargs):
+        return Labelled.of(super().clone(*args, **kwargs), list(self.labels))
+
+    def detach(self):
+        raise NotImplementedError("nobody asked for it")
+
+
+class WithLabels(Net):
+    """Keeps one, and is given one."""
+
+    def __init__(self, odd: bool = True) -> None:
+        super().__init__()
+        self.grid = Labelled.of(torch.linspace(0, 1, 3), ["x"]) if odd else torch.linspace(0, 1, 3)
+        self.seen = 0.0
+
+    def training_step(self, batch, batch_idx):
+        x, good = batch
+        self.seen += float(self.grid.as_subclass(Tensor).sum())
+        return (self.layer(x.as_subclass(Tensor)) * self.grid.as_subclass(Tensor)).mean() * (good / good)
+
+
+def labelled(data):
+    return [(Labelled.of(x, ["x"]), good) for x, good in data]
+
+
+def test_a_subclass_with_methods_of_its_own(tmp_path):
+    """None of its methods is called: not to take it, nor to look at it, to write it or to compare it."""
+    bundle = capture_one(WithLabels(), labelled(batches()), tmp_path)
+    assert bundle.fault.reproduced.runs == 1
+    assert bundle.manifest.module.missing == ()
+    result = replay(bundle, trace=True)
+    assert result.verdict == "nonfinite"
+    assert result.culprit is not None
+    assert "good / good" in result.culprit.source
+
+
+def test_a_subclass_changes_no_healthy_run(tmp_path):
+    """The same weights as with plain tensors, to the bit."""
+    torch.manual_seed(0)
+    odd = WithLabels()
+    torch.manual_seed(0)
+    plain = WithLabels(odd=False)
+    fit(odd, labelled(batches(bad=[])), NaNCapture(tmp_path))
+    fit(plain, batches(bad=[]), None)
+    assert torch.equal(odd.layer.weight, plain.layer.weight)
+
+
+class Touchy(dict):
+    """Raises when it is looked into."""
+
+    def values(self):
+        raise RuntimeError("not now")
+
+
+def test_a_container_that_cannot_be_looked_into(tmp_path):
+    """It is let be, training goes on, and a fault is captured."""
+    module = Odd("expanded")
+    module.touchy = Touchy(a=[1])
+    bundle = capture_one(module, batches(), tmp_path)
+    assert replay(bundle).verdict in ("nonfinite", "vacuous")
+
+
+class MakesItsOwn(Net):
+    """Makes such a tensor in a way that torch refuses while operations are followed."""
+
+    def training_step(self, batch, batch_idx):
+        x, good = batch
+        values = torch.ones(3)
+        return super().training_step((x * Tensor.__new__(Labelled, values).as_subclass(Tensor), good), batch_idx)
+
+
+def test_operations_that_cannot_be_followed(tmp_path, caplog):
+    """The bundle is proven all the same, and it is said why there is no culprit."""
+    bundle = capture_one(MakesItsOwn(), batches(), tmp_path)
+    assert bundle.fault.reproduced.runs == 1
+    assert "no culprit: its operations could not be followed, since the rerun raised" in caplog.text
+    assert replay(bundle).verdict == "nonfinite"

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pytest_nancapture.bundle.tensors.kinds import bare
+
 LIMIT = 16 * 2**30
 """Bytes that the recipes of one file may make together: they cost whoever sends a bundle nothing."""
 
@@ -88,7 +90,7 @@ def noise(tensor: Tensor, seed: int) -> dict[str, Any] | None:
     """The layout of noise like `tensor`: of its mean, spread and range; None where it has no such thing."""
     if not is_simple(tensor) or tensor.numel() < 2:
         return None
-    value = tensor.detach().double()
+    value = bare(tensor).double()
     if not bool(value.isfinite().all()):
         return None
     low, high = value.min().item(), value.max().item()

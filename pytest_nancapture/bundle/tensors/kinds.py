@@ -54,6 +54,25 @@ def _has_storage(tensor: Tensor) -> bool:
     return True
 
 
+_TORCHS_OWN = frozenset({Tensor, torch.nn.Parameter})
+
+
+def bare(tensor: Tensor) -> Tensor:
+    """Its values, detached, of torch's own class: methods and ``__torch_function__`` of a subclass are others' code."""
+    if type(tensor) in _TORCHS_OWN:
+        return tensor.detach()
+    with torch._C.DisableTorchFunctionSubclass():
+        return Tensor.detach(tensor)
+
+
+def bare_data(tensor: Tensor) -> Tensor:
+    """The same, to be written into: autograd, and the tensor's version, know nothing of that."""
+    if type(tensor) in _TORCHS_OWN:
+        return tensor.data
+    with torch._C.DisableTorchFunctionSubclass():
+        return Tensor.data.__get__(tensor)  # type: ignore[attr-defined, no-any-return]
+
+
 def is_expanded(tensor: Tensor) -> bool:
     """Whether several elements share their memory, so that torch does not write into it."""
     if tensor.layout is not torch.strided:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pytest_nancapture.bundle.manifest import Layouts
 from pytest_nancapture.bundle.tensors.generated import build_recipe, check_recipes, find_recipe
-from pytest_nancapture.bundle.tensors.kinds import COMPRESSED, NATIVE
+from pytest_nancapture.bundle.tensors.kinds import COMPRESSED, NATIVE, bare
 
 ALIGNMENT = 64
 """Bytes, as of torch's own memory on the CPU; in the last bit, kernels may compute something else elsewhere."""
@@ -29,7 +29,7 @@ def pack(tensors: Mapping[str, Tensor], *, compact: bool = False) -> tuple[dict[
     layouts: Layouts = {}
     strided: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        value = tensor.detach()
+        value = bare(tensor)
         if value.layout is torch.strided:
             strided[name] = value.resolve_conj().resolve_neg()
         else:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pytest_nancapture.bundle import numerics, rng
 from pytest_nancapture.bundle.manifest import BuiltRecord, MissingRecord, StateRecord
+from pytest_nancapture.bundle.tensors.kinds import bare
 from pytest_nancapture.bundle.tensors.names import buffers, parameters, submodules
 from pytest_nancapture.bundle.values.decode import Decoder
 from pytest_nancapture.bundle.values.encode import Encoder
@@ -86,7 +87,7 @@ def record_of(run: Run, arguments: Arguments) -> tuple[BuiltRecord, dict[str, Te
 
 def _built(record: BuiltRecord, recipe: Recipe) -> tuple[BuiltRecord, Any]:
     """What a replay will build, before it has any state; empty where the constructor does not work."""
-    tensors = {name: tensor.detach().cpu().clone() for name, tensor in recipe.tensors.items()}
+    tensors = {name: bare(tensor).cpu().clone() for name, tensor in recipe.tensors.items()}
     decoder = Decoder(tensors, LiveResolver())
     try:
         return record, make_data(record, decoder, lambda *_: None)

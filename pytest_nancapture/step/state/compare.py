@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pytest_nancapture.bundle.tensors.kinds import stored_values, unwritable
+from pytest_nancapture.bundle.tensors.kinds import bare, stored_values, unwritable
 from pytest_nancapture.bundle.tensors.names import buffers, parameters, submodules
 from pytest_nancapture.bundle.values.generators import GENERATORS, state_of_generator
 from pytest_nancapture.bundle.values.objects import EMPTY, builtin_base, slots_of
@@ -307,7 +307,7 @@ def same_tensor(left: Tensor, right: Tensor) -> bool:
         return False
     if unwritable(left) or unwritable(right):
         return left is right
-    mine, theirs = (stored_values(tensor.detach()).cpu() for tensor in (left, right))
+    mine, theirs = (stored_values(bare(tensor)).cpu() for tensor in (left, right))
     if mine.shape != theirs.shape:
         return False
     if mine.dtype.itemsize == 1:

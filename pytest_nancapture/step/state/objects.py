@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import types
 import weakref
 from collections import OrderedDict, deque
@@ -13,8 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from pytest_nancapture.bundle.tensors.kinds import is_expanded, unwritable
+from pytest_nancapture.bundle.tensors.kinds import bare, bare_data, is_expanded, unwritable
 from pytest_nancapture.bundle.values.generators import GENERATORS
+
+log = logging.getLogger("pytest_nancapture")
 
 _DEPTH = 8
 _MANY = 10_000
@@ -46,7 +49,7 @@ class Lasting:
         """A copy that must not be written to."""
         known = self._kept.get(id(tensor))
         if known is None or known[0]() is not tensor or known[1] != tensor._version:
-            known = self._kept[id(tensor)] = (weakref.ref(tensor), tensor._version, tensor.detach().clone())
+            known = self._kept[id(tensor)] = (weakref.ref(tensor), tensor._version, bare(tensor).clone())
         return known[2]
 
 
@@ -87,11 +90,16 @@ class Objects:
         if kind in self._constant or id(value) in self._seen or id(value) in self._known or depth > _DEPTH:
             return
         self._seen[id(value)] = value
+        try:
+            self._take(value, kind, depth)
+        except Exception:  # of a class of the user's, which training may never trip over: it is taken to be constant
+            log.debug("nancapture: where looking at a %s was raised", kind.__qualname__, exc_info=True)
+
+    def _take(self, value: Any, kind: type, depth: int) -> None:
         if isinstance(value, Tensor):
             self._tensor(value)
         elif isinstance(value, _CONTAINERS):
-            self._container(value)
-            self._all(value.values() if isinstance(value, dict) else value, depth)
+            self._all(self._container(value), depth)
         elif isinstance(value, tuple):
             self._all(value, depth)
         elif isinstance(value, np.ndarray):
@@ -131,7 +139,10 @@ class Objects:
     def restore(self) -> None:
         """Make everything what it was."""
         for restore in self._restore:
-            restore()
+            try:
+                restore()
+            except Exception as error:  # of a class of the user's: all else is put back
+                log.warning("nancapture: an attribute could not be put back: %s: %s", type(error).__name__, error)
 
     def is_theirs(self, value: Any) -> bool:
         """Whether it is an object of a class of the user's, with attributes of its own."""
@@ -148,12 +159,12 @@ class Objects:
     def _tensor(self, value: Tensor) -> None:
         if not unwritable(value) and value.layout is torch.strided and not is_expanded(value):
             is_large = self._lasting is not None and value.numel() > _SMALL
-            kept = self._lasting.copy(value) if self._lasting is not None and is_large else value.detach().clone()
+            kept = self._lasting.copy(value) if self._lasting is not None and is_large else bare(value).clone()
             version = value._version
 
             def refill() -> None:
                 if value.shape == kept.shape and not (is_large and value._version == version):
-                    value.data.copy_(kept)
+                    bare_data(value).copy_(kept)
 
             self._restore.append(refill)
 
@@ -163,23 +174,25 @@ class Objects:
         kept = value.copy()
         self._restore.append(lambda: np.copyto(value, kept) if value.flags.writeable else None)
 
-    def _container(self, value: Any) -> None:
+    def _container(self, value: Any) -> Any:
+        """Take what it holds; the values to be looked into."""
         base: Any = next(kind for kind in _CONTAINERS if isinstance(value, kind))  # its methods run no code of theirs
         kept = base(value)
 
         def refill() -> None:
-            if _identities(value) != _identities(kept):
+            if _identities(value, base) != _identities(kept, base):
                 base.clear(value)
                 (base.update if hasattr(base, "update") else base.extend)(value, kept)
 
         self._restore.append(refill)
+        return kept.values() if isinstance(kept, dict) else kept
 
     def _object(self, value: Any, depth: int) -> None:
         home = vars(value)
         kept = dict(home)
 
         def refill() -> None:
-            if _identities(home) != _identities(kept):
+            if _identities(home, dict) != _identities(kept, dict):
                 home.clear()
                 home.update(kept)
 
@@ -248,8 +261,9 @@ def _is_of(value: Any, packages: Collection[str]) -> bool:
     return any(base.__module__.partition(".")[0] in packages for base in type(value).__mro__)
 
 
-def _identities(value: Any) -> list[int]:
-    """Of all that a container holds; in order, where it has one."""
-    if isinstance(value, dict):
-        return [*map(id, value.keys()), *map(id, value.values())]
-    return sorted(map(id, value)) if isinstance(value, set) else list(map(id, value))
+def _identities(value: Any, base: Any) -> list[int]:
+    """Of all that a container holds, as its base class tells; in order, where it has one."""
+    if issubclass(base, dict):
+        return [*map(id, base.keys(value)), *map(id, base.values(value))]
+    held = map(id, base.__iter__(value))
+    return sorted(held) if base is set else list(held)

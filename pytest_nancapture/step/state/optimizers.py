@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_nancapture.bundle.tensors.kinds import bare
 from pytest_nancapture.step.check import has_nan, is_finite
 from pytest_nancapture.step.state.objects import Objects
 
@@ -88,7 +89,7 @@ def _kept_group(group: dict[str, Any]) -> dict[str, Any]:
 
 def _kept(value: Any) -> Any:
     """The value, or a copy where it is written in place: a learning rate may be a tensor."""
-    return value.detach().clone() if isinstance(value, Tensor) else value
+    return bare(value).clone() if isinstance(value, Tensor) else value
 
 
 def evaluates_once(optimizer: Any) -> bool:

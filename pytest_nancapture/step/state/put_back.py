@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_nancapture.bundle import rng
-from pytest_nancapture.bundle.tensors.kinds import is_expanded
+from pytest_nancapture.bundle.tensors.kinds import bare, is_expanded
 from pytest_nancapture.bundle.tensors.names import unique_parameters
 from pytest_nancapture.step.state.attributes import known_things
 from pytest_nancapture.step.state.inventory import can_be_kept
@@ -50,7 +50,7 @@ def preserved(run: Run, *, updates: bool) -> Iterator[None]:
 
 def _parameters(module: nn.Module) -> Callable[[], None]:
     """Values go to the host meanwhile: a second copy of the weights may not fit on the device."""
-    saved = [(p, p._version, p.requires_grad, p.detach().to("cpu", copy=True)) for _, p in unique_parameters(module)]
+    saved = [(p, p._version, p.requires_grad, bare(p).to("cpu", copy=True)) for _, p in unique_parameters(module)]
 
     def restore() -> None:
         for parameter, version, requires_grad, value in saved:
@@ -62,7 +62,7 @@ def _parameters(module: nn.Module) -> Callable[[], None]:
 
 
 def _same(parameter: Tensor, value: Tensor) -> bool:
-    now = parameter.detach().cpu()
+    now = bare(parameter).cpu()
     if now.layout is not torch.strided:
         return False
     return torch.equal(now.contiguous().reshape(-1).view(torch.uint8), value.contiguous().reshape(-1).view(torch.uint8))
@@ -83,7 +83,7 @@ def _gradients(module: nn.Module) -> Callable[[], None]:
 def _buffers(module: nn.Module) -> Callable[[], None]:
     # Into an expanded one nothing can have been written.
     saved = [
-        (name, b, None if b is None or is_expanded(b) or not can_be_kept(b) else b.detach().clone())
+        (name, b, None if b is None or is_expanded(b) or not can_be_kept(b) else bare(b).clone())
         for name, b in module._buffers.items()
     ]
 

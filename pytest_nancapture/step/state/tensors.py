@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pytest_nancapture.bundle.tensors.kinds import bare
 from pytest_nancapture.bundle.tensors.names import parameters
 from pytest_nancapture.step.check import fingerprint
 from pytest_nancapture.step.state.inventory import Inventory
@@ -21,8 +22,12 @@ write into small buffers without telling the version counter."""
 
 def copy_of(tensor: Tensor) -> Tensor:
     """A copy that shares nothing, laid out in the same way, with the same class and flags."""
+    kind = type(tensor)
     with torch.no_grad():
-        copy = tensor.detach().clone()
+        copy = bare(tensor).clone()
+        if kind is not Tensor and not isinstance(tensor, nn.Parameter):
+            copy = copy.as_subclass(kind)
+            vars(copy).update(vars(tensor))
     return copy.requires_grad_() if tensor.requires_grad and not isinstance(tensor, nn.Parameter) else copy
 
 
@@ -55,7 +60,7 @@ class Pool:
             if free:
                 made[name] = copy = free.pop()
                 targets.append(copy)
-                sources.append(tensor.detach() if tensor.requires_grad else tensor)
+                sources.append(bare(tensor) if tensor.requires_grad else tensor)
             else:
                 made[name] = copy = copy_of(tensor)
             if kind is not None:

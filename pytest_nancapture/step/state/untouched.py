@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from pytest_nancapture.bundle.tensors.kinds import bare
 from pytest_nancapture.step.check import fingerprint
 from pytest_nancapture.step.state.inventory import Inventory
 from pytest_nancapture.step.state.window import Weights, Window
@@ -63,7 +64,7 @@ class Untouched:
                 left -= parameter.numel() * parameter.element_size()
                 if left < 0:
                     break
-                copy = parameter.detach().to("cpu", copy=True)
+                copy = bare(parameter).to("cpu", copy=True)
                 copies[id(parameter)] = _Kept(parameter, version, copy, bits[name])
             self._kept[name] = copies[id(parameter)]
 
