@@ -9,7 +9,9 @@ from __future__ import annotations
 import base64
 import enum
 import functools
+import inspect
 import pathlib
+import types
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,6 +25,7 @@ from pytest_nancapture.bundle.values.objects import (
     EMPTY,
     builtin_base,
     is_harmless,
+    nameable_in_context,
     pytree_nodes,
     slot_names,
     wraps_own_methods,
@@ -136,6 +139,13 @@ class Decoder:
         self._objects.pop()
         return value
 
+    def _method(self, node: dict[str, Any]) -> Any:
+        holder = self._objects[-1 - node["of"]]
+        function = inspect.getattr_static(type(holder), node["method"], None)
+        if not isinstance(function, types.FunctionType):
+            raise RebuildError(f"expected a method of {type(holder)!r:.80}, came {node['method']!r:.80}")
+        return types.MethodType(function, holder)
+
     def _enum(self, node: dict[str, Any]) -> Any:
         return self._kind(node["enum"], enum.Enum)[node["name"]]
 
@@ -232,7 +242,7 @@ def _graph_batch(kind: Any) -> type:
 
 
 class _ContextDecoder(Decoder):
-    """For the context of a pytree node: it names no class but the node's own."""
+    """For the context of a pytree node, which names no class but the node's own."""
 
     def __init__(self, kind: Any, tensors: Mapping[str, Tensor], resolver: Resolver) -> None:
         super().__init__(tensors, resolver)
@@ -240,7 +250,7 @@ class _ContextDecoder(Decoder):
 
     def _passable(self, reference: Any) -> Any:
         found = self.resolve(reference)
-        if found is not self._own:
+        if not any(found is one for one in nameable_in_context(self._own)):
             raise RebuildError(f"{reference!r}: the context of a {self._own!r:.80} may not name {found!r:.80}")
         return found
 
@@ -264,6 +274,7 @@ _DECODE: dict[str, Callable[[Decoder, Any], Any]] = {
     "pytree": Decoder._pytree,
     "object": Decoder._object,
     "weakref": lambda self, node: weakref.ref(self._objects[-1 - node["weakref"]]),
+    "method": Decoder._method,
     "own": Decoder._part_of_owner,
     **dict.fromkeys(_GENERATORS, Decoder._generator),
     "float": lambda _, node: float(node["float"]),

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from pytest_nancapture.bundle.tensors.kinds import unwritable
 from pytest_nancapture.bundle.values.generators import GENERATORS, state_of_generator, tag_of_generator
@@ -28,6 +29,8 @@ from pytest_nancapture.bundle.values.objects import (
     EMPTY,
     builtin_base,
     is_harmless,
+    is_method_of,
+    nameable_in_context,
     pytree_nodes,
     slots_of,
     wraps_own_methods,
@@ -132,6 +135,8 @@ class Encoder:
             return {"path": str(value)}
         if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
             return {"reference": self._passable(value, where)}
+        if isinstance(value, types.MethodType):
+            return self._method(value, where)
         if isinstance(value, functools.partial):
             return self._partial(value, where)
         if is_table(value):
@@ -167,6 +172,7 @@ class Encoder:
             return {"namedtuple": self._refer(kind, where), "fields": self._items(value, where)}
         if kind in pytree_nodes() and kind not in EMPTY:
             children, context = pytree_nodes()[kind].flatten_fn(value)
+            self._check_context(kind, context, where)
             return {
                 "pytree": self._refer(kind, where),
                 "children": self._items(children, where),
@@ -183,6 +189,14 @@ class Encoder:
             return {"metric": self._passable(kind, where), "state": held}
         state = self._state(value, where)
         return {"object": self._refer_kind(kind, where), **state}
+
+    def _check_context(self, kind: Any, context: Any, where: str) -> None:
+        """What it names a reader must be able to accept."""
+        for leaf in tree_leaves(context):
+            is_code = isinstance(leaf, (type, types.FunctionType, types.BuiltinFunctionType))
+            if is_code and not any(leaf is one for one in nameable_in_context(kind)):
+                problem = f"a {kind.__qualname__} that names {leaf!r:.60} cannot be written"
+                raise self._error(f"{where}.context", problem)
 
     def _state(self, value: Any, where: str) -> dict[str, Any]:
         """Of an object: attributes, slots, and the items of a container."""
@@ -301,6 +315,13 @@ class Encoder:
             if value() is holder:
                 return {"weakref": up}
         raise self._error(where, "a weak reference to something outside of it cannot be written")
+
+    def _method(self, value: types.MethodType, where: str) -> dict[str, Any]:
+        """A method that its own object keeps: the method's name, and how many objects up that is."""
+        for up, holder in enumerate(reversed(self._objects)):
+            if value.__self__ is holder and is_method_of(value, holder):
+                return {"method": value.__name__, "of": up}
+        raise self._error(where, f"a method of another {type(value.__self__).__qualname__} cannot be written")
 
     def _refer_kind(self, kind: type, where: str) -> Any:
         """torch_geometric makes the class of a batch at run time, from the class of its graphs."""

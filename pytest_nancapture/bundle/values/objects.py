@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import collections
 import functools
+import inspect
 import sys
 import types
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 EMPTY = (
     object,
@@ -27,6 +29,21 @@ EMPTY = (
 
 def pytree_nodes() -> dict[Any, Any]:
     return torch.utils._pytree.SUPPORTED_NODES
+
+
+@functools.lru_cache(256)
+def nameable_in_context(kind: Any) -> tuple[Any, ...]:
+    """What the context of a registered pytree class may name: itself, and functions that every context of it names."""
+    try:
+        _, context = pytree_nodes()[kind].flatten_fn(kind())
+    except Exception:  # it cannot be empty
+        return (kind,)
+    return kind, *(leaf for leaf in tree_leaves(context) if isinstance(leaf, types.FunctionType))
+
+
+def is_method_of(method: types.MethodType, holder: Any) -> bool:
+    """Whether it is what the object's class has under the method's name, and no code is run to find that out."""
+    return inspect.getattr_static(type(holder), method.__name__, None) is method.__func__
 
 
 def builtin_base(kind: type) -> type:

@@ -182,6 +182,35 @@ _pytree.register_pytree_node(
 )
 
 
+def make_table(kind: Any, columns: Any, rows: Any) -> Any:
+    return kind(dict(zip(columns, rows, strict=True)))
+
+
+class Table:
+    """Registered with pytree below: its context names the function that makes it, as tensordict's does."""
+
+    def __init__(self, held: Any = None) -> None:
+        self.held = held or {}
+
+
+_pytree.register_pytree_node(
+    Table,
+    lambda table: ([*table.held.values()], {"columns": [*table.held], "make": make_table, "kind": type(table)}),
+    lambda rows, context: context["make"](context["kind"], context["columns"], rows),
+)
+
+
+class Speaking:
+    """Keeps one of its own methods."""
+
+    def __init__(self, word: str) -> None:
+        self.word = word
+        self.speak = {"loud": [self.shout]}
+
+    def shout(self) -> str:
+        return self.word.upper()
+
+
 class Untouchable:
     """An object whose own code must not run when a tree is decoded."""
 

@@ -31,7 +31,9 @@ from samples import (
     Registry,
     Sample,
     Slotted,
+    Speaking,
     Stack,
+    Table,
     Triple,
     Untouchable,
     content,
@@ -227,6 +229,21 @@ def test_registered_pytree_nodes() -> None:
     """Types that somebody taught torch to flatten are flattened and built by what was registered for them."""
     actual = through({"boxes": Boxes(torch.ones(2, 4), (480, 640))})["boxes"]
     assert content(Boxes(torch.ones(2, 4), (480, 640))) == content(actual)
+
+
+def test_a_pytree_node_whose_context_names_a_function() -> None:
+    """One that every context of the class names, so that it says nothing that a tree could choose."""
+    actual = through(Table({"a": torch.ones(2), "b": [1, 2]}))
+    assert content(Table({"a": torch.ones(2), "b": [1, 2]})) == content(actual)
+
+
+def test_a_method_of_its_own_object() -> None:
+    """It is one of the new object, not of the old."""
+    value = Speaking("so")
+    actual = through([value])[0]
+    value.word = "no"
+    assert actual.speak["loud"][0]() == "SO"
+    assert actual.speak["loud"][0].__self__ is actual
 
 
 def test_tensors() -> None:

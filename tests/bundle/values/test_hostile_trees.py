@@ -95,6 +95,26 @@ def test_a_context_may_name_its_own_class_alone() -> None:
         decode({**node, "context": {"dict": [["size", {"reference": f"{SAMPLES}:helper"}]]}})
 
 
+def test_a_context_may_name_what_all_of_its_class_name() -> None:
+    """And no other function."""
+    node = {"pytree": f"{SAMPLES}:Table", "children": [1]}
+    names = [["kind", {"reference": f"{SAMPLES}:Table"}], ["columns", {"list": ["a"]}]]
+    made = decode({**node, "context": {"dict": [*names, ["make", {"reference": f"{SAMPLES}:make_table"}]]}})
+    assert made.held == {"a": 1}
+    with pytest.raises(RebuildError, match=r"the context of a .*Table.* may not name <function spy"):
+        decode({**node, "context": {"dict": [*names, ["make", {"reference": f"{SAMPLES}:spy"}]]}})
+    assert CALLS == []
+
+
+@pytest.mark.parametrize(
+    "method", [{"method": "word", "of": 0}, {"method": "shout", "of": 5}, {"method": 3, "of": 0}, {"method": "shout"}]
+)
+def test_a_method_is_one_of_an_object_above_it(method: Any) -> None:
+    """Nothing else is reached by that door."""
+    with pytest.raises(RebuildError):
+        decode({"object": f"{SAMPLES}:Speaking", "state": [["word", "so"], ["speak", method]]})
+
+
 def test_nothing_that_acts_when_it_is_dropped() -> None:
     """A class with a ``__del__`` is not filled from a tree: dropping it would act on what the tree says."""
     gc.collect()

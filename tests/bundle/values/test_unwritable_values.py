@@ -60,7 +60,7 @@ class Holder:
         (lambda: Pair(1, lambda: 2), "['x'][1][1]", "<lambda> is defined inside of a function, so no import finds it"),
         (local, "['x'][1]", "local.<locals>.Local is defined inside of a function, so no import finds it"),
         (lambda: [].append, "['x'][1]", "<built-in method append of list object at"),
-        (lambda: Bag().size, "['x'][1]", "a builtins.method cannot be written"),
+        (lambda: Bag().size, "['x'][1]", "a method of another Bag cannot be written"),
         (lambda: print, "['x'][1]", "<built-in function print> is nothing that a bundle may name"),
         (lambda: open, "['x'][1]", "<built-in function open> is nothing that a bundle may name"),
         (lambda: torch.load, "['x'][1]", " is nothing that a bundle may name"),
