@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from pytest_nancapture.bundle.tensors.kinds import bare, bare_data, is_expanded, unwritable
 from pytest_nancapture.bundle.values.generators import GENERATORS
+from pytest_nancapture.bundle.values.objects import slot_names, slots_of
 
 log = logging.getLogger("pytest_nancapture")
 
@@ -146,7 +147,7 @@ class Objects:
 
     def is_theirs(self, value: Any) -> bool:
         """Whether it is an object of a class of the user's, with attributes of its own."""
-        if isinstance(value, _WITHOUT_STATE) or not hasattr(value, "__dict__"):
+        if isinstance(value, _WITHOUT_STATE) or not (hasattr(value, "__dict__") or slot_names(type(value))):
             return False
         return not (_is_of(value, _NOT_THEIRS) or _is_of(value, self._foreign))
 
@@ -188,16 +189,22 @@ class Objects:
         return kept.values() if isinstance(kept, dict) else kept
 
     def _object(self, value: Any, depth: int) -> None:
-        home = vars(value)
-        kept = dict(home)
+        home: dict[str, Any] = getattr(value, "__dict__", {})
+        kept, slots = dict(home), slots_of(value)
 
         def refill() -> None:
             if _identities(home, dict) != _identities(kept, dict):
                 home.clear()
                 home.update(kept)
+            now = slots_of(value)
+            for name in now.keys() - slots.keys():
+                object.__delattr__(value, name)
+            for name, held in slots.items():
+                if now.get(name, home) is not held:
+                    object.__setattr__(value, name, held)
 
         self._restore.append(refill)
-        self._all(kept.values(), depth)
+        self._all([*kept.values(), *slots.values()], depth)
 
     def _generator(self, value: Any) -> None:
         if isinstance(value, torch.Generator):

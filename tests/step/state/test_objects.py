@@ -78,6 +78,31 @@ def test_objects_tensors_and_arrays_are_put_back():
     assert (tensor.tolist(), array.tolist()) == ([0.0, 0.0], [0.0, 0.0])
 
 
+class Slotted:
+    __slots__ = ("count", "inner", "late")
+
+    def __init__(self):
+        self.count, self.inner = 0, [5]
+
+
+class Derived(Slotted):
+    """Has attributes of both kinds."""
+
+
+@pytest.mark.parametrize("kind", [Slotted, Derived])
+def test_slots_are_put_back(kind):
+    """As attributes are: those that came since are gone, those that went are there again."""
+    thing, objects = kind(), Objects([])
+    inner = thing.inner
+    objects.take([thing])
+    thing.count, thing.late = 1, 2
+    inner.append(6)
+    del thing.inner
+    objects.restore()
+    assert (thing.count, thing.inner, hasattr(thing, "late")) == (0, [5], False)
+    assert thing.inner is inner
+
+
 def test_what_somebody_else_puts_back_is_let_be():
     """Nor is anything looked at that holds itself twice."""
     known, loop = torch.zeros(2), []
