@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pytest_nancapture.bundle.manifest import Gradients, Raised
 from pytest_nancapture.bundle.tensors.names import unique_parameters
 from pytest_nancapture.diagnose.blame import has_birth, has_given
-from pytest_nancapture.diagnose.records import Origin, graphs_behind, is_learned_in
+from pytest_nancapture.diagnose.records import Origin, Record, graphs_behind, is_learned_in
 from pytest_nancapture.diagnose.trace import Trace
 from pytest_nancapture.step.engine import Engine
 from pytest_nancapture.step.finding import Part
@@ -46,7 +46,7 @@ def judge_raise(engine: Engine, trace: Trace | None, error: Exception, optimized
             finding,
             kind=kind,
             raised=raised(error),
-            raised_in=_part(engine),
+            raised_in=_part(engine, origins),
             gradients=_with_weights(finding.gradients, engine.module, graphs_behind(origins)),
         )
     return origins
@@ -83,7 +83,9 @@ def raised(error: BaseException) -> Raised:
     return Raised(type=name, message=next(iter(text.splitlines()), "")[:_WIDTH])
 
 
-def _part(engine: Engine) -> Part:
+def _part(engine: Engine, origins: Iterable[Origin]) -> Part:
     if engine.goes_on and engine.steps > engine.target:
         return "optimizer"
-    return "backward" if any(engine.losses[-1:]) else "forward"
+    # A second loss may be made after the backward pass of a first.
+    in_backward = any(isinstance(origin, Record) and origin.is_backward for origin in origins)
+    return "backward" if in_backward and any(engine.losses[-1:]) else "forward"

@@ -157,6 +157,56 @@ class Root(Net):
         return (self.layer(x) * good).square().sum(1).sqrt().mean()
 
 
+class Later(Root):
+    """Raises after its backward, over the loss that was bad before, or over a gradient."""
+
+    def __init__(self, over: str) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.over = over
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, good = batch
+        self.kept = super().training_step(batch, batch_idx) if self.over == "gradient" else self.layer(x).mean() / good
+        return self.kept
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        value = self.layer.weight.grad if self.over == "gradient" else self.kept
+        if not value.isfinite().all():
+            raise ArithmeticError(self.over)
+
+
+class Twice(Net):
+    """Its first loss is backpropagated before it makes the second, which is bad."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        x, good = batch
+        self.manual_backward(self.layer(x).mean())
+        if not (second := self.layer(x).mean() / good).isfinite():
+            raise ArithmeticError("the second")
+        self.manual_backward(second)
+        self.optimizers().step()
+
+
+@pytest.mark.parametrize(
+    ("module", "phase"),
+    [(Later("loss"), "forward"), (Later("gradient"), "backward"), (Twice(), "forward")],
+    ids=["loss", "gradient", "second loss"],
+)
+def test_the_phase_is_where_the_value_was_born(tmp_path, module, phase):
+    """Wherever the exception was raised: before a backward pass or after it."""
+    ended_by(module, tmp_path)
+    (path,) = find_bundles(tmp_path)
+    assert (Bundle.open(path).fault.culprit or {}).get("phase") == phase
+    culprit = replay(path).culprit
+    assert culprit is not None
+    assert culprit.phase == phase
+
+
 class Checking(Net):
     """Its hook looks at what it makes of the batch."""
 
