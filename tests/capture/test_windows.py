@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import nn
 from training import Net, NormNet, batches, bundles_in, capture_and_replay, fit
 
-from pytest_nancapture import NaNCapture
+from pytest_nancapture import Bundle, NaNCapture, find_bundles, replay
 
 
 def window(bundle: Any) -> list[int]:
@@ -108,6 +108,38 @@ def test_a_window_that_an_epochs_early_end_cut_off_is_forgotten(accumulate, expe
     kwargs = {"accumulate_grad_batches": accumulate, "max_epochs": 2}
     bundle = capture_and_replay(EndsEpoch, batches(bad=[0]), tmp_path, **kwargs)
     assert (bundle.fault.epoch, window(bundle), bundle.fault.batch_idx) == (1, expected, 0)
+
+
+class Gate(nn.Module):
+    def __init__(self, level: float) -> None:
+        super().__init__()
+        self.level = level
+
+
+class Counting(Net):
+    """Puts another submodule in the place of one at every step; the third divides by 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict({"gate": Gate(3.0)})
+
+    def training_step(self, batch, batch_idx):
+        self.parts["gate"] = Gate(self.parts["gate"].level - 1)
+        return super().training_step(batch, batch_idx) / self.parts["gate"].level
+
+
+def test_a_submodule_that_the_step_replaces_is_the_one_of_the_instant(tmp_path):
+    """In the bundle, and after a step that was dropped."""
+    module = Counting()
+    fit(module, batches(bad=[]), NaNCapture(tmp_path, on_capture="stop"))
+    assert module.parts["gate"].level == 1.0
+    (path,) = find_bundles(tmp_path)
+    bundle = Bundle.open(path)
+    assert bundle.fault.global_step == 2
+    assert bundle.fault.reproduced.runs == 1
+    result = replay(bundle, trace=True)
+    assert result.culprit is not None
+    assert (result.verdict, "/ self.parts" in result.culprit.source) == ("nonfinite", True)
 
 
 class NoLoss(NormNet):

@@ -43,10 +43,10 @@ class AttributeWatch:
         self._looks = 0
         self._count = 0
 
-    def take(self) -> Objects:
-        """What attributes hold now."""
+    def take(self, *, anew: bool = False) -> Objects:
+        """What attributes hold now; `anew`: submodules are others than before."""
         self._looks += 1
-        rare = is_rare(self._looks)
+        rare = anew or is_rare(self._looks)
         if rare:
             self._list()
         objects = Objects(self._known, self._foreign, self._lasting)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,13 +23,40 @@ def can_be_kept(tensor: Tensor | None) -> bool:
     return tensor is None or is_lazy(tensor) or not unwritable(tensor)
 
 
+class Structure:
+    """Which submodule stands where; a step may put another in its place."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._homes = [submodule._modules for submodule in module.modules()]
+        self._held = [dict(home) for home in self._homes]
+        self._order = _identities(self._homes)
+
+    @property
+    def is_todays(self) -> bool:
+        """Whether everything stands where it stood."""
+        return _identities(self._homes) == self._order
+
+    def restore(self) -> None:
+        """Put every submodule where it stood."""
+        if self.is_todays:
+            return
+        for home, held in zip(self._homes, self._held, strict=True):
+            home.clear()
+            home.update(held)
+
+
+def _identities(homes: Iterable[dict[str, Any]]) -> list[int]:
+    return list(map(id, itertools.chain.from_iterable(map(dict.values, homes))))
+
+
 class Inventory:
     """Where a module keeps its tensors, so that today's are found by a look into each home.
 
-    A buffer that is put in another's place, and a new one, are seen at once; what becomes of parameters is seen when
-    :meth:`refresh` is called.
+    A buffer that is put in another's place, and a new one, are seen at once; that a submodule is not what it was tells
+    its `structure`; what becomes of parameters is seen when :meth:`refresh` is called.
 
     Attributes:
+        structure: which submodule stands where.
         modules: every submodule with its path.
         names: of every parameter, under every name it has.
         weights: the parameters, in that order.
@@ -40,6 +68,7 @@ class Inventory:
 
     def refresh(self) -> None:
         """List everything anew."""
+        self.structure = Structure(self._module)
         self.modules = list(submodules(self._module))
         self.names: list[str] = []
         self.weights: list[nn.Parameter] = []

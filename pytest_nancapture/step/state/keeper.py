@@ -247,7 +247,8 @@ class Keeper:
         self._is_closed = False
         self._windows += 1
         inventory = self._inventory
-        if is_rare(self._windows):
+        is_other = not inventory.structure.is_todays
+        if is_rare(self._windows) or is_other:
             inventory.refresh()
         weights = Weights(inventory.names, inventory.weights, inventory.versions())
         if self._windows <= _FINGERPRINTED:
@@ -255,7 +256,8 @@ class Keeper:
         window = Window(
             number=self._windows,
             tensors=self._snapshots.take(inventory.parameters(self._moving), by_value=is_rare(self._windows)),
-            objects=self.attributes.take(),
+            objects=self.attributes.take(anew=is_other),
+            structure=inventory.structure,
             eval_mode=inventory.eval_mode(),
             frozen=inventory.frozen(),
             counters=self._run.counters,

@@ -13,7 +13,7 @@ from pytest_nancapture.bundle import rng
 from pytest_nancapture.bundle.tensors.kinds import bare, is_expanded
 from pytest_nancapture.bundle.tensors.names import unique_parameters
 from pytest_nancapture.step.state.attributes import known_things
-from pytest_nancapture.step.state.inventory import can_be_kept
+from pytest_nancapture.step.state.inventory import Structure, can_be_kept
 from pytest_nancapture.step.state.objects import Objects
 from pytest_nancapture.step.state.optimizers import OptimizerState
 
@@ -39,6 +39,7 @@ def preserved(run: Run, *, updates: bool) -> Iterator[None]:
         for submodule in module.modules():
             stack.callback(_attributes(submodule, objects))
             stack.callback(_buffers(submodule))
+        stack.callback(Structure(module).restore)
         for tensor in (*module.parameters(), *module.buffers()):
             if vars(tensor):
                 objects.take_marks(tensor)

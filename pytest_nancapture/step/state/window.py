@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pytest_nancapture.bundle.tensors.kinds import is_expanded
 from pytest_nancapture.bundle.tensors.names import buffers, parameters, replace_buffer, submodules, unique_parameters
 from pytest_nancapture.step.state.batch import TakenBatch
-from pytest_nancapture.step.state.inventory import can_be_kept
+from pytest_nancapture.step.state.inventory import Structure, can_be_kept
 from pytest_nancapture.step.state.objects import Objects
 from pytest_nancapture.step.state.optimizers import OptimizerState, restore_hyperparameters
 from pytest_nancapture.step.state.tensors import copy_of
@@ -42,6 +42,7 @@ class Window:
         number: of the window since fit began, from 1 up.
         tensors: buffers, and weights that steps change outside of their update, as they were.
         objects: what attributes held.
+        structure: which submodule stood where.
         eval_mode: submodules in eval mode.
         frozen: parameters that required no gradient.
         counters: of the run.
@@ -64,6 +65,7 @@ class Window:
     number: int
     tensors: dict[str, Tensor]
     objects: Objects
+    structure: Structure
     eval_mode: tuple[str, ...]
     frozen: tuple[str, ...]
     counters: Counters
@@ -100,6 +102,7 @@ class Window:
 
     def restore(self, module: nn.Module) -> None:
         """Put back everything that was taken but random states and optimizers."""
+        self.structure.restore()
         self.restore_tensors(module)
         self.restore_flags(module)
 
