@@ -382,18 +382,11 @@ def test_nor_does_one_that_is_no_container(tmp_path):
     assert bundle.fault.reproduced.runs == 1
 
 
-class Served(Net):
-    """Keeps callbacks among its arguments and in itself."""
-
-    def __init__(self, width: int = 3, **trainer_kwargs: Any) -> None:
-        super().__init__()
-        self.save_hyperparameters()
-        self.trainer_kwargs = trainer_kwargs
-
-
 def test_callbacks_among_the_arguments_are_left_out(tmp_path):
+    """Where a module keeps them among its arguments and in itself."""
     callbacks = [pl.Callback()]
-    bundle = capture_one(Served(4, callbacks=callbacks, limits={"steps": 3}), batches(), tmp_path, callbacks=callbacks)
+    module = AnyKeywords(4, callbacks=callbacks, limits={"steps": 3})
+    bundle = capture_one(module, batches(), tmp_path, callbacks=callbacks)
     record = bundle.manifest.module
     assert (sorted(record.arguments), record.missing) == (["callbacks", "limits", "width"], ())
     assert (record.arguments["callbacks"], bundle.fault.reproduced.runs) == ({"list": []}, 1)
@@ -401,12 +394,12 @@ def test_callbacks_among_the_arguments_are_left_out(tmp_path):
 
 def test_a_factory_takes_no_arguments(tmp_path):
     """So none of them stay in the bundle."""
-    bundle = capture_one(Served(4), batches(), tmp_path, factory="test_arguments:served")
+    bundle = capture_one(AnyKeywords(4), batches(), tmp_path, factory="test_arguments:served")
     assert bundle.manifest.module.arguments == {}
 
 
 def served() -> Any:
-    return Served(4)
+    return AnyKeywords(4)
 
 
 def test_an_ignored_argument_with_a_default_is_no_problem(tmp_path, caplog):
