@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import nn
 from training import Net, NormNet, batches, bundles_in, capture_and_replay, fit
 
-from pytest_nancapture import Bundle, NaNCapture, find_bundles, replay
+from pytest_nancapture import Bundle, NaNCapture, NonFiniteError, find_bundles, replay
 
 
 def window(bundle: Any) -> list[int]:
@@ -140,6 +140,32 @@ def test_a_submodule_that_the_step_replaces_is_the_one_of_the_instant(tmp_path):
     result = replay(bundle, trace=True)
     assert result.culprit is not None
     assert (result.verdict, "/ self.parts" in result.culprit.source) == ("nonfinite", True)
+
+
+class Weighted(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) / float(self.weight.requires_grad)
+
+
+class Replaces(pl.Callback):
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        if batch_idx == 2:
+            module.weight = nn.Parameter(torch.ones(1), requires_grad=False)
+
+
+def test_a_parameter_that_somebody_replaces_is_the_one_of_the_instant(tmp_path):
+    """With its own flags, at whichever step."""
+    with pytest.raises(NonFiniteError):
+        fit(Weighted(), batches(bad=[]), NaNCapture(tmp_path), callbacks=[Replaces()])
+    (path,) = find_bundles(tmp_path)
+    bundle = Bundle.open(path)
+    assert bundle.manifest.module.frozen == ("weight",)
+    assert (bundle.fault.global_step, bundle.fault.reproduced.runs) == (2, 1)
+    assert replay(bundle).verdict == "nonfinite"
 
 
 class NoLoss(NormNet):

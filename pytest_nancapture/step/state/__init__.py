@@ -20,8 +20,8 @@
     attributes and what they  AttributeWatch.take, Inventory,       Window.restore_flags, after a       module: what one
       hold, modes,              at the first instant                  dropped step, before a rerun        built anew has
       requires_grad                                                                                       otherwise
-    which submodule stands    Structure, when it is another       Window.restore, the same            module, the same
-      where                     than before
+    which submodule, which    Structure, when it is another       Window.restore, the same            module, the same
+      parameter stands where    than before
     all of the module         preserved, before a rerun             preserved, after it                 never
 
 A *window* is the micro-batches of one optimizer step. The :class:`Keeper` opens it and fills it; all of the above is in

@@ -44,7 +44,7 @@ class AttributeWatch:
         self._count = 0
 
     def take(self, *, anew: bool = False) -> Objects:
-        """What attributes hold now; `anew`: submodules are others than before."""
+        """What attributes hold now; `anew`: submodules or parameters are others than before."""
         self._looks += 1
         rare = anew or is_rare(self._looks)
         if rare:

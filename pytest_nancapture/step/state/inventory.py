@@ -24,10 +24,11 @@ def can_be_kept(tensor: Tensor | None) -> bool:
 
 
 class Structure:
-    """Which submodule stands where; a step may put another in its place."""
+    """Which submodule and which parameter stands where; a step may put another in its place."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._homes = [submodule._modules for submodule in module.modules()]
+        parts = module.modules()
+        self._homes: list[dict[str, Any]] = [home for part in parts for home in (part._modules, part._parameters)]
         self._held = [dict(home) for home in self._homes]
         self._order = _identities(self._homes)
 
@@ -37,7 +38,7 @@ class Structure:
         return _identities(self._homes) == self._order
 
     def restore(self) -> None:
-        """Put every submodule where it stood."""
+        """Put every one where it stood."""
         if self.is_todays:
             return
         for home, held in zip(self._homes, self._held, strict=True):
@@ -52,11 +53,11 @@ def _identities(homes: Iterable[dict[str, Any]]) -> list[int]:
 class Inventory:
     """Where a module keeps its tensors, so that today's are found by a look into each home.
 
-    A buffer that is put in another's place, and a new one, are seen at once; that a submodule is not what it was tells
-    its `structure`; what becomes of parameters is seen when :meth:`refresh` is called.
+    A buffer that is put in another's place, and a new one, are seen at once; that a submodule or parameter is another
+    one tells its `structure`, and then :meth:`refresh` is to be called.
 
     Attributes:
-        structure: which submodule stands where.
+        structure: which submodule and which parameter stands where.
         modules: every submodule with its path.
         names: of every parameter, under every name it has.
         weights: the parameters, in that order.

@@ -42,7 +42,7 @@ class Window:
         number: of the window since fit began, from 1 up.
         tensors: buffers, and weights that steps change outside of their update, as they were.
         objects: what attributes held.
-        structure: which submodule stood where.
+        structure: which submodule and which parameter stood where.
         eval_mode: submodules in eval mode.
         frozen: parameters that required no gradient.
         counters: of the run.
