@@ -28,6 +28,7 @@ from pytest_nancapture.bundle.bundle import Bundle
 from pytest_nancapture.shrink.shrinker import shrink
 
 interrupt = sys.argv[3:]
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are started with it ignored
 
 def tell(progress):
     print(progress.kept, flush=True)
